@@ -3,17 +3,20 @@
 Rows of JSON Lines go through the sink's own writing, and the lines are read as those of the copy are. Parquet keeps Arrow's
 values as they are, so expected rows are hashed at once. So an expected value is exactly what the sink would have written.
 
-While the rows of splits stay in their files (`split_files.py`), a range is compared with what these files and the state have of
-it. Otherwise all is in the state.
+If keys are of integers, the rows of splits stay in their files (`split_files.py`), and a range is compared with what these
+files and the state have of it. Rows with other keys are looked up by hashes of these (`tidemark.sinks.folded.rows_by_key`).
+Where neither can be, all is in the state.
 """
 
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from tidemark.sinks.comparing import Comparisons, Key, Pair
@@ -26,16 +29,22 @@ from tidemark.sinks.folded.hashed_rows import (
     HashedRows,
     NoOrdinalError,
     differing,
+    hashed_key,
+    integer_keys,
     ordinal,
     surplus,
     together,
+    unexpected,
 )
+from tidemark.sinks.folded.rows_by_key import RowsByKey, SeenKeys
 from tidemark.sinks.folded.state import FoldedState
 from tidemark.state.copied_range import CopiedRange
+from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableSchema, arrow_type_of
 
 MAX_ROWS_AT_ONCE = 4 << 20
+Take: TypeAlias = Callable[[pa.Table], None]
 
 
 @contextlib.contextmanager
@@ -48,6 +57,8 @@ def comparable_files(folder: Path, schema: TableSchema, file_format: Format) -> 
         folding = Folding(state, folder, file_format)
         if has_integer_key(schema):
             folding.splits = SplitFiles(state.hashing, folding.changes_in, Path(temporary))
+        else:
+            folding.by_key = RowsByKey(schema, state.seed, Path(temporary))
         numbers = itertools.count()
 
         def compared(
@@ -66,53 +77,74 @@ class FilesComparison:
         self._folded = FoldedComparison(folding.state, number, folding.stage, folding.refresh)
         self._hashed: list[pa.Table] = []
         self._expected: HashedRows | None = None
-        """The staged rows, while those of splits stay in their files. Otherwise `_folded` has them."""
+        """The staged rows, as long as the state does not have all. Otherwise `_folded` has them."""
+        self._seen: SeenKeys | None = None
+        """The kept keys, as long as rows are looked up by hashes of their keys. Otherwise `_folded` has them."""
         self.row_count = 0
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> None:
-        if self._folding.splits is None:
+        folding = self._folding
+        if folding.splits is None and folding.by_key is None:
             self._folded.stage(batches)
             self.row_count = self._folded.row_count
             return
-        self._hashed = [self._folding.expected(batch) for batch in batches]
+        self._hashed = [folding.expected(batch) for batch in batches]
         self.row_count = sum(table.num_rows for table in self._hashed)
-        self._folding.refresh()
-        schema = self._state.schema
-        try:
-            parts = [HashedRows.of(table, schema) for table in self._hashed or [self._folding.nothing()]]
-        except NoOrdinalError:
-            self._folding.take_splits()
-        if self._folding.splits is None:
-            self._folded.take(self._hashed)
+        folding.refresh()
+        if folding.by_key is not None:
+            self._expected = folding.by_key.expected(self._hashed)
         else:
-            self._expected = together(parts).last()
+            self._expected = self._by_integers()
+        if self._expected is None:
+            self._fold()
 
     def differing(self) -> list[Pair]:
+        by_key = self._folding.by_key
         if self._expected is not None and len(self._expected) == 0:
             return []
+        if self._expected is not None and by_key is not None:
+            pairs = differing(self._expected, by_key.among(self._expected), hashed_key)
+            return self._named(pairs, by_key, self._read_staged)
         if self._expected is not None:
             leading = self._expected.keys[0]
             held = self._held(int(leading[0]), int(leading[-1]))
             if held is not None:
-                return differing(self._expected, held, self._state.schema)
+                return differing(self._expected, held, integer_keys(self._state.schema))
         return self._folded.differing()
 
     def surplus(self, within: CopiedRange | None, limit: int) -> list[Pair]:
+        by_key = self._folding.by_key
+        if self._expected is not None and by_key is not None:
+            if within is None:
+                seen = SeenKeys(by_key)
+                seen.add(self._expected.keys)
+                return self._others(by_key, seen, limit)
+            self._fold()
         if self._expected is not None:
             keys = None if within is None else within.integers
             held = self._held(*self._bounds(keys))
             if held is not None:
                 held = held if keys is None else held.within(keys, self._state.schema)
-                return surplus(self._expected, held, self._state.schema, limit)
+                return surplus(self._expected, held, integer_keys(self._state.schema), limit)
         return self._folded.surplus(within, limit)
 
     def keep_keys(self) -> None:
+        if self._expected is not None and self._folding.by_key is not None:
+            if self._seen is None:
+                self._seen = SeenKeys(self._folding.by_key)
+            self._seen.add(self._expected.keys)
+            return
         if self._expected is not None:
             self._folded.take(self._hashed)
         self._folded.keep_keys()
 
     def surplus_of_all(self, limit: int) -> list[Pair]:
-        self._folding.take_splits()
+        by_key = self._folding.by_key
+        if by_key is not None:
+            seen, self._seen = self._seen or SeenKeys(by_key), None
+            return self._others(by_key, seen, limit)
+        self._folding.take_all()
+        self._keep_seen()
         return self._folded.surplus_of_all(limit)
 
     def clear(self) -> None:
@@ -121,7 +153,57 @@ class FilesComparison:
 
     def close(self) -> None:
         self.clear()
+        self._seen = None
         self._folded.close()
+
+    def _by_integers(self) -> HashedRows | None:
+        """Returns the expected rows; None if the state has all rows now."""
+        schema = self._state.schema
+        if self._folding.splits is None:
+            return None
+        try:
+            parts = [HashedRows.of(table, schema) for table in self._hashed or [self._folding.nothing()]]
+        except NoOrdinalError:
+            return None
+        return together(parts).last()
+
+    def _fold(self) -> None:
+        """Lets the state have all rows, and `_folded` the staged ones."""
+        self._folding.take_all()
+        self._keep_seen()
+        self._folded.take(self._hashed)
+        self._expected = None
+
+    def _keep_seen(self) -> None:
+        """Gives the kept keys to `_folded`, as far as the copy has them."""
+        seen, self._seen = self._seen, None
+        if seen is not None:
+            self._folding.read_again(lambda changes: self._folded.keep(seen.of(changes)))
+
+    def _read_staged(self, take: Take) -> None:
+        for table in self._hashed:
+            take(table)
+
+    def _others(self, by_key: RowsByKey, seen: SeenKeys, limit: int) -> list[Pair]:
+        held = by_key.others(seen, limit)
+        return self._named(unexpected(held, np.arange(len(held)), hashed_key), by_key, self._folding.read_again)
+
+    def _named(self, pairs: list[Pair], by_key: RowsByKey, read: Callable[[Take], None]) -> list[Pair]:
+        """Returns the pairs with the texts of their keys. `read`: gives changes in which these keys are to a function."""
+        lacking = np.array([int(pair.key[0]) for pair in pairs if pair.key not in by_key.texts], np.uint64)
+
+        def find(changes: pa.Table) -> None:
+            changes = by_key.with_key(changes)
+            rows = by_key.hashed(changes)
+            places = np.flatnonzero(np.isin(rows.keys[0], lacking))
+            for place, text in zip(places.tolist(), self._state.key_texts(changes.take(places)), strict=True):
+                by_key.texts[hashed_key(rows, place)] = text
+
+        if len(lacking):
+            read(find)
+        if any(pair.key not in by_key.texts for pair in pairs):
+            raise SinkError(f"Files in {self._folding.copy_folder} were changed meanwhile.", "Compare again.")
+        return [replace(pair, key=by_key.texts[pair.key]) for pair in pairs]
 
     def _held(self, least: int, greatest: int) -> HashedRows | None:
         """Returns the rows that the copy has, where the leading column of the key is in this range (`ordinals`). None if the
@@ -136,9 +218,7 @@ class FilesComparison:
             else:
                 found = [part.between(least, greatest).after(state.truncated) for part in parts]
                 return together([*found, self._no_rows()]).last()
-        self._folding.take_splits()
-        self._folded.take(self._hashed)
-        self._expected = None
+        self._fold()
         return None
 
     def _no_rows(self) -> HashedRows:

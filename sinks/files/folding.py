@@ -7,7 +7,7 @@ because the log of PostgreSQL may leave values out of an update.
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from tidemark.sinks.files.merging import log_files
 from tidemark.sinks.files.part import Format
 from tidemark.sinks.files.split_files import SplitFiles
 from tidemark.sinks.folded.hashing import PLACE_KIND, key_names
+from tidemark.sinks.folded.rows_by_key import RowsByKey, ValuesLeftOutError
 from tidemark.sinks.folded.state import FoldedState
 from tidemark.sinks.rows.json_lines import json_rows
 from tidemark.state.change_batch import ChangeType
@@ -46,13 +47,15 @@ class _NewFile:
 @dataclass(slots=True)
 class Folding:
     """`copy_folder`: the table's. `within`: only changes of these keys are taken in; None: all. `splits`: files that are not
-    taken in, as long as the log leaves out no values; None: all are."""
+    taken in, as long as the log leaves out no values; None: all are. `by_key`: takes all changes in place of the state, as long
+    as the log leaves out no values; None: the state does."""
 
     state: FoldedState
     copy_folder: Path
     file_format: Format
     within: IntegerRange | None = None
     splits: SplitFiles | None = None
+    by_key: RowsByKey | None = None
     _taken: set[str] = field(default_factory=set)
     _log_epoch: int = 0
     """All log changes up to this epoch were taken in."""
@@ -92,13 +95,42 @@ class Folding:
                 self._load_fresh(paths[start : start + FRESH_FILES])
                 self.state.take_changes()
 
+    def take_all(self) -> None:
+        """Lets the state have all rows, from now on."""
+        if self.by_key is not None:
+            self.by_key = None
+            self._taken.clear()
+            self._log_epoch = 0
+            self.refresh()
+        self.take_splits()
+
     def refresh(self) -> None:
         """Takes in the files that were published since. Raises SinkError for a damaged file."""
+        try:
+            self._with_new_files(self._take)
+            if self.by_key is not None:
+                self.by_key.settle()
+        except ValuesLeftOutError:
+            self.take_all()
+
+    def read_again(self, take: Callable[[pa.Table], None]) -> None:
+        """Gives all changes to `take`, maybe some of them twice. Raises SinkError."""
+        reading = Folding(self.state, self.copy_folder, self.file_format)
+
+        def take_files(files: Sequence[_NewFile]) -> None:
+            for file in files:
+                for changes in self.changes_in(file.path):
+                    take(changes)
+                reading._note([file])
+
+        reading._with_new_files(take_files)
+
+    def _with_new_files(self, take: Callable[[Sequence["_NewFile"]], None]) -> None:
         for attempt in range(_ATTEMPTS):
             new = self._new_files()
             try:
                 for group in self._groups(new):
-                    self._take(group)
+                    take(group)
             except (SinkError, FileNotFoundError) as error:
                 # A file that was merged meanwhile is gone: the next list has the merged one.
                 if all(file.path.exists() for file in new) or attempt == _ATTEMPTS - 1:
@@ -140,6 +172,15 @@ class Folding:
             yield group
 
     def _take(self, files: Sequence[_NewFile]) -> None:
+        if self.by_key is not None:  # a change that is there twice is one
+            for file in files:
+                for changes in self.changes_in(file.path):
+                    self.by_key.add(changes)
+        else:
+            self._fold(files)
+        self._note(files)
+
+    def _fold(self, files: Sequence[_NewFile]) -> None:
         paths = [file.path for file in files]
         others = paths if self.splits is None else self.splits.add(paths)
         self._load_fresh(others)
@@ -151,6 +192,8 @@ class Folding:
         if files[0].is_partly_known:
             self.state.execute(f"DELETE FROM fresh WHERE o <= CAST({self.state.log_place} AS {PLACE_KIND})")
         self.state.take_changes()
+
+    def _note(self, files: Sequence[_NewFile]) -> None:
         self._taken.update(file.path.name for file in files)
         self._log_epoch = max(self._log_epoch, *(file.log_epoch for file in files))
 

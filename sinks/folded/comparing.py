@@ -74,6 +74,12 @@ class FoldedComparison:
             condition = f"WHERE {within.integers.condition(self.state.key_column)}"
         return self._unexpected(self._staged, condition, limit)
 
+    def keep(self, hashed: pa.Table) -> None:
+        """Keeps the keys of rows that `RowHashing` has hashed."""
+        self.take([hashed])
+        self.keep_keys()
+        self.clear()
+
     def keep_keys(self) -> None:
         keys = f"SELECT {self.state.key_list} FROM {self._staged}"
         self.state.execute(f"CREATE TABLE IF NOT EXISTS {self._seen} AS {keys} LIMIT 0")

@@ -1,16 +1,22 @@
-"""Keys of integers, places and hashes of rows as numbers, and how two sets of them differ. Pure."""
+"""Keys, places and hashes of rows as numbers, and how two sets of them differ. Pure.
 
-from collections.abc import Sequence
+A key of integers has a number for each column. Any other key has two: hashes of it, 128 bits together (`key_hashes`).
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemark.sinks.comparing import Key, Pair
 from tidemark.sinks.folded.hashing import key_names, toast_names
+from tidemark.sinks.folded.row_hashes import hashes_of
+from tidemark.state.change_batch import ChangeType
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableSchema, arrow_type_of
 
@@ -19,6 +25,8 @@ GREATEST = (1 << 64) - 1
 Ordinals: TypeAlias = npt.NDArray[np.uint64]
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Flags: TypeAlias = npt.NDArray[np.bool_]
+_PRESENT = [int(ChangeType.INSERT), int(ChangeType.UPDATE_POSTIMAGE)]
+_FIRST_KEY, _SECOND_KEY = 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 
 
 class NoOrdinalError(Exception):
@@ -50,12 +58,25 @@ class HashedRows:
     @classmethod
     def of(cls, changes: pa.Table, schema: TableSchema) -> "HashedRows":
         """`changes`: as `RowHashing.changes` returns them, or with `gone` instead of `kind`. Raises NoOrdinalError."""
-        changes = changes.combine_chunks()
         columns = {name: _whole(changes.column(name)) for name in changes.column_names}
-        halves = _halves(columns["o"])
         gone = np.asarray(columns["gone"]) if "gone" in columns else np.zeros(changes.num_rows, np.bool_)
+        return cls._of(columns, tuple(ordinals(columns[name]) for name in key_names(schema)), gone, schema)
+
+    @classmethod
+    def by_hashes(cls, changes: pa.Table, schema: TableSchema, seed: int) -> "HashedRows":
+        """Returns the rows by hashes of their keys. `changes`: as `RowHashing.changes` returns them."""
+        columns = {name: _whole(changes.column(name)) for name in changes.column_names}
+        kinds = np.asarray(pc.fill_null(columns["kind"], int(ChangeType.DELETE)))
+        keys = key_hashes([columns[name] for name in key_names(schema)], seed)
+        return cls._of(columns, keys, ~np.isin(kinds, _PRESENT), schema)
+
+    @classmethod
+    def _of(
+        cls, columns: dict[str, pa.Array], keys: tuple[Ordinals, ...], gone: _Flags, schema: TableSchema
+    ) -> "HashedRows":
+        halves = _halves(columns["o"])
         return cls(
-            tuple(ordinals(columns[name]) for name in key_names(schema)),
+            keys,
             (halves[:, 1] << 32) | ((halves[:, 0] >> 32) & 0xFFFFFFFF),
             halves[:, 0] & 0xFFFFFFFF,
             gone,
@@ -63,16 +84,25 @@ class HashedRows:
         )
 
     @classmethod
+    def of_arrays(cls, arrays: Sequence[Any], key_columns: int) -> "HashedRows":
+        """`arrays`: as the property of this name has them."""
+        keys, (version, seq, gone, *hashes) = arrays[:key_columns], arrays[key_columns:]
+        return cls(tuple(keys), version, seq, gone, tuple(hashes))
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        return (*self.keys, self.version, self.seq, self.gone, *self.hashes)
+
+    @classmethod
     def loaded(cls, path: Path, schema: TableSchema) -> "HashedRows":
         """Returns what `save` has kept."""
         with path.open("rb") as file:
             arrays = [np.load(file) for _ in range(len(schema.key) + 3 + 1 + len(schema.toastable))]
-        keys, (version, seq, gone, *hashes) = arrays[: len(schema.key)], arrays[len(schema.key) :]
-        return cls(tuple(keys), version, seq, gone, tuple(hashes))
+        return cls.of_arrays(arrays, len(schema.key))
 
     def save(self, path: Path) -> None:
         with path.open("wb") as file:
-            for array in (*self.keys, self.version, self.seq, self.gone, *self.hashes):
+            for array in self.arrays:
                 np.save(file, array)
 
     def __len__(self) -> int:
@@ -111,17 +141,28 @@ class HashedRows:
 
     def last(self) -> "HashedRows":
         """Returns the last row of each key that is not gone, in the order of the keys."""
-        rows = self
-        if not _ascend(self.keys):
-            order = np.lexsort((self.seq, self.version, *reversed(self.keys)))
-            rows = self.taken(order)
-            is_last = np.ones(len(rows), np.bool_)
-            is_last[:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in rows.keys])
-            rows = rows._kept(is_last)
+        rows = self.newest()
         return rows._kept(~rows.gone)
+
+    def newest(self) -> "HashedRows":
+        """Returns the last row of each key, in the order of the keys."""
+        if _ascend(self.keys):
+            return self
+        order = np.argsort(self.keys[0])
+        leading = self.keys[0][order]
+        if (leading[1:] != leading[:-1]).all():  # half as expensive
+            return self.taken(order)
+        rows = self.taken(np.lexsort((self.seq, self.version, *reversed(self.keys))))
+        is_last = np.ones(len(rows), np.bool_)
+        is_last[:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in rows.keys])
+        return rows._kept(is_last)
 
     def _kept(self, rows: _Flags) -> "HashedRows":
         return self if rows.all() else self.taken(rows)
+
+
+KeyOf: TypeAlias = Callable[[HashedRows, int], Key]
+"""Returns the key of a row."""
 
 
 def together(parts: Sequence[HashedRows]) -> HashedRows:
@@ -137,7 +178,7 @@ def together(parts: Sequence[HashedRows]) -> HashedRows:
     )
 
 
-def differing(expected: HashedRows, held: HashedRows, schema: TableSchema) -> list[Pair]:
+def differing(expected: HashedRows, held: HashedRows, key_of: KeyOf) -> list[Pair]:
     """Returns the expected rows that `held` lacks or has differently. Both have each key once, in their order."""
     if len(expected) == len(held) and _same(expected, held):
         return []
@@ -151,14 +192,19 @@ def differing(expected: HashedRows, held: HashedRows, schema: TableSchema) -> li
     pairs = []
     for row in np.flatnonzero(~equal):
         of_copy = _digest(held, int(rows[row])) if found[row] else None
-        pairs.append(Pair(_key(expected, int(row), schema), _digest(expected, int(row)), of_copy))
+        pairs.append(Pair(key_of(expected, int(row)), _digest(expected, int(row)), of_copy))
     return pairs
 
 
-def surplus(expected: HashedRows, held: HashedRows, schema: TableSchema, limit: int) -> list[Pair]:
+def surplus(expected: HashedRows, held: HashedRows, key_of: KeyOf, limit: int) -> list[Pair]:
     """Returns the rows of `held` whose keys are not expected, at most `limit`. Both have each key once, in their order."""
     rows = np.flatnonzero(_places_of(held, expected) < 0)[:limit]
-    return [Pair(_key(held, int(row), schema), None, _digest(held, int(row))) for row in rows]
+    return unexpected(held, rows, key_of)
+
+
+def unexpected(held: HashedRows, rows: _Numbers, key_of: KeyOf) -> list[Pair]:
+    """Returns the pairs of these rows, which the source lacks."""
+    return [Pair(key_of(held, int(row)), None, _digest(held, int(row))) for row in rows]
 
 
 def _same(expected: HashedRows, held: HashedRows) -> bool:
@@ -219,12 +265,23 @@ def ordinal(value: int, kind: pa.DataType) -> int:
     return value + (1 << 63) if pa.types.is_integer(kind) else value
 
 
-def _key(rows: HashedRows, row: int, schema: TableSchema) -> Key:
-    values = []
-    for name, column in zip(schema.key, rows.keys, strict=True):
-        is_signed = pa.types.is_integer(arrow_type_of(schema.column(name).arrow_type))
-        values.append(str(int(column[row]) - (1 << 63) if is_signed else int(column[row])))
-    return tuple(values)
+def integer_keys(schema: TableSchema) -> KeyOf:
+    """Returns the function that gives a row's key, which is of integers."""
+    kinds = [arrow_type_of(schema.column(name).arrow_type) for name in schema.key]
+    firsts = [1 << 63 if pa.types.is_integer(kind) else 0 for kind in kinds]
+    return lambda rows, row: tuple(
+        str(int(column[row]) - first) for column, first in zip(rows.keys, firsts, strict=True)
+    )
+
+
+def key_hashes(keys: list[pa.Array], seed: int) -> tuple[Ordinals, Ordinals]:
+    """Returns two hashes of each key. `keys`: its columns."""
+    count = len(keys[0])
+    return hashes_of(keys, count, seed ^ _FIRST_KEY), hashes_of(keys, count, seed ^ _SECOND_KEY)
+
+
+def hashed_key(rows: HashedRows, row: int) -> Key:
+    return tuple(str(column[row]) for column in rows.keys)
 
 
 def _digest(rows: HashedRows, row: int) -> str:

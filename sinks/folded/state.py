@@ -29,6 +29,7 @@ from tidemark.sinks.folded.hashing import (
     hash_names,
     key_kinds,
     key_names,
+    key_text,
     literal,
     selected,
     toast_names,
@@ -165,6 +166,17 @@ class FoldedState:
         finally:
             self.engine.unregister("changes")
 
+    def key_texts(self, changes: pa.Table) -> list[tuple[str, ...]]:
+        """Returns the keys of changes as `RowHashing` returns them, as texts."""
+        self.engine.register("changes", changes.select(self.keys))
+        try:
+            described = self.execute("DESCRIBE changes")
+            kinds = {name: kind for name, kind, *_ in described}
+            texts = ", ".join(f"CAST({key_text(name, kinds[name])} AS VARCHAR)" for name in self.keys)
+            return self.execute(f"SELECT {texts} FROM changes")
+        finally:
+            self.engine.unregister("changes")
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         self.execute("BEGIN")
@@ -202,7 +214,10 @@ class FoldedState:
         ((truncated, last),) = self.execute(
             f"SELECT max(o) FILTER (kind = {_TRUNCATE}), max(o) FILTER (is_logged) FROM fresh"
         )
-        self.truncated = max(self.truncated, -1 if truncated is None else int(truncated))
+        if truncated is not None and truncated > self.truncated:
+            self.truncated = int(truncated)
+            for table in ("base", "recent"):  # a value that the log leaves out is never that of such a row
+                self.execute(f"DELETE FROM {table} WHERE o <= {self.truncated}")
         self.log_place = max(self.log_place, -1 if last is None else int(last))
         self.execute(f"DELETE FROM fresh WHERE kind = {_TRUNCATE} OR o <= {self.truncated} OR {self.no_key}")
         self._follow_keys()

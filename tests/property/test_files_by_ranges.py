@@ -1,4 +1,5 @@
-"""Files of a copy are compared range by range as they are with all rows in the state, and as a model folds them."""
+"""Files of a copy are compared range by range, or by hashes of their keys, as they are with all rows in the state, and as a
+model folds them."""
 
 import itertools
 import tempfile
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tidemark.sinks.comparing import CopyComparison, Pair
 from tidemark.sinks.files import comparing
 from tidemark.sinks.files.comparing import comparable_files
 from tidemark.sinks.files.part import Format, open_table_file
+from tidemark.sinks.folded import rows_by_key
 from tidemark.state.change_batch import ChangeType, batch_schema
 from tidemark.state.copied_range import CopiedRange
 from tidemark.state.integer_range import IntegerRange
@@ -25,23 +28,28 @@ SCHEMAS = {
     "unsigned": ("big",),
     "both": ("id", "big"),
 }
+OTHER_SCHEMAS = {
+    "text": ("code",),
+    "text and integer": ("code", "id"),
+}
 INSERT, UPDATE, DELETE, TRUNCATE = (
     ChangeType.INSERT,
     ChangeType.UPDATE_POSTIMAGE,
     ChangeType.DELETE,
     ChangeType.TRUNCATE,
 )
-KeyValues = tuple[int, int]
+KeyValues = tuple[str, int, int]
 
 
 def schema_of(kind: str) -> TableSchema:
     columns = (
+        Column("code", "varchar(20)", "string", nullable=False),
         Column("id", "int", "int32", nullable=False),
         Column("big", "bigint unsigned", "decimal(20,0)", nullable=False),
         Column("stars", "int", "int64", nullable=True),
         Column("note", "text", "string", nullable=True, toastable=True),
     )
-    return TableSchema(TableId("shop", "notes"), 1, columns, SCHEMAS[kind])
+    return TableSchema(TableId("shop", "notes"), 1, columns, (SCHEMAS | OTHER_SCHEMAS)[kind])
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,8 @@ class File:
 
 
 def key_of(number: int) -> KeyValues:
-    """Both columns are in the numbers' order, and no column alone is the key."""
-    return (number // 4) - 3, (2**63 - 2) + number % 4 + 4 * (number // 4)
+    """The numbers are in the order of the key, and no column of two alone is the key."""
+    return f"'{number % 5} \u00e9' {number}", (number // 4) - 3, (2**63 - 2) + number % 4 + 4 * (number // 4)
 
 
 splits = st.builds(
@@ -83,8 +91,10 @@ logs = st.builds(
 file_lists = st.lists(splits | logs, min_size=1, max_size=6)
 
 
-def write(folder: Path, schema: TableSchema, files: Sequence[File], file_format: Format) -> None:
-    for epoch, file in enumerate(files, 1):
+def write(
+    folder: Path, schema: TableSchema, files: Sequence[File], file_format: Format, *, first_epoch: int = 1
+) -> None:
+    for epoch, file in enumerate(files, first_epoch):
         name = f"e{epoch:010d}-{'s' + str(epoch) if file.is_split else 'log'}.{file_format}"
         written = open_table_file(file_format, folder / name, schema)
         if file.changes:
@@ -99,8 +109,7 @@ def batch(schema: TableSchema, epoch: int, file: File, first: int, end: int) -> 
     count = len(changes)
     rows = [
         [
-            None if change.kind is TRUNCATE else key_of(change.key)[0],
-            None if change.kind is TRUNCATE else key_of(change.key)[1],
+            *([None] * 3 if change.kind is TRUNCATE else key_of(change.key)),
             None if change.kind is TRUNCATE else change.stars,
             note(change) if not change.leaves_out and change.kind is not TRUNCATE else None,
         ]
@@ -161,30 +170,42 @@ def found(
             pairs = set()
             with comparisons(wanted) as copy:
                 for start, end in itertools.pairwise(bounds):
-                    inside = [
-                        Change(INSERT, key, stars)
-                        for key, stars in expected.items()
-                        if (start is None or key >= start) and (end is None or key < end)
-                    ]
-                    rows = File(True, tuple(inside))
-                    copy.stage([batch(schema, 0, rows, 0, len(inside))] if inside else [])
-                    assert copy.row_count == len(inside)
+                    stage(copy, schema, expected, start, end)
                     keys = IntegerRange(schema.key, bound(schema, start), bound(schema, end))
-                    for pair in copy.differing() + copy.surplus(CopiedRange.of_integers(keys), 100):
-                        kind = "missing" if pair.held is None else "surplus" if pair.expected is None else "different"
-                        pairs.add((kind, pair.key, pair.expected == pair.held))
+                    pairs |= kinds_of(copy.differing() + copy.surplus(CopiedRange.of_integers(keys), 100))
                     copy.clear()
             looks.append(pairs)
     assert looks[0] == looks[1]
     return looks[0]
 
 
+def stage(
+    copy: CopyComparison, schema: TableSchema, expected: dict[int, int], start: int | None, end: int | None
+) -> None:
+    inside = [
+        Change(INSERT, key, stars)
+        for key, stars in expected.items()
+        if (start is None or key >= start) and (end is None or key < end)
+    ]
+    rows = File(True, tuple(inside))
+    copy.stage([batch(schema, 0, rows, 0, len(inside))] if inside else [])
+    assert copy.row_count == len(inside)
+
+
+def kinds_of(pairs: Sequence[Pair]) -> set[tuple[str, Any, bool]]:
+    kinds = set()
+    for pair in pairs:
+        kind = "missing" if pair.held is None else "surplus" if pair.expected is None else "different"
+        kinds.add((kind, pair.key, pair.expected == pair.held))
+    return kinds
+
+
 def bound(schema: TableSchema, number: int | None) -> tuple[int, ...] | None:
     return None if number is None else key_values(schema, number)
 
 
-def key_values(schema: TableSchema, number: int) -> tuple[int, ...]:
-    values = dict(zip(("id", "big"), key_of(number), strict=True))
+def key_values(schema: TableSchema, number: int) -> tuple[Any, ...]:
+    values = dict(zip(("code", "id", "big"), key_of(number), strict=True))
     return tuple(values[name] for name in schema.key)
 
 
@@ -200,6 +221,12 @@ def unlike(files: Sequence[File], expected: dict[int, int], schema: TableSchema)
         elif held[number] != (expected[number], expected[number]):
             kinds.add(("different", key, False))
     return kinds
+
+
+def changed(files: Sequence[File], changes: dict[int, int | None]) -> dict[int, int]:
+    """The stars of the rows that are expected: those of the files, with these changes."""
+    rows = {key: row[0] for key, row in folded(files).items()} | changes
+    return {key: stars for key, stars in rows.items() if stars is not None}
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
@@ -226,15 +253,76 @@ def test_ranges_of_files_are_compared_as_the_folded_state(
         files = [File(file.is_split, tuple({c.key // 4: in_fours(c) for c in file.changes}.values())) for file in files]
         changes, ends = {n // 4 * 4: value for n, value in changes.items()}, [n // 4 * 4 for n in ends]
     schema = schema_of(kind)
-    expected = {key: row[0] for key, row in folded(files).items()} | {
-        key: value for key, value in changes.items() if value is not None
-    }
-    for key, value in changes.items():
-        if value is None:
-            expected.pop(key, None)
+    expected = changed(files, changes)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
         write(Path(name), schema, files, file_format)
         by_ranges = found(Path(name), schema, expected, ends, file_format)
         patched.setattr(comparing, "has_integer_key", lambda _: False)
         assert by_ranges == found(Path(name), schema, expected, ends, file_format)
         assert by_ranges == unlike(files, expected, schema)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
+@pytest.mark.parametrize(("kind", "rows_in_memory"), [("text", 1000), ("text and integer", 1000), ("text", 3)])
+@settings(max_examples=10, deadline=None)
+@given(
+    files=file_lists,
+    later=st.lists(splits | logs, max_size=3),
+    changes=st.dictionaries(st.integers(0, 26), st.none() | st.integers(0, 3), max_size=5),
+    ends=st.lists(st.integers(0, 26), max_size=4),
+)
+@example(  # a value is left out after keys were kept
+    files=[File(True, (Change(INSERT, 1, 1), Change(INSERT, 2, 1), Change(INSERT, 9, 1)))],
+    later=[File(False, (Change(UPDATE, 1, 2, True), Change(DELETE, 2, 0), Change(INSERT, 3, 1)))],
+    changes={9: None, 4: 1},
+    ends=[2, 4],
+)
+@example(  # a row of which the copy had none when keys were kept
+    files=[File(True, (Change(INSERT, 1, 1),))],
+    later=[File(False, (Change(INSERT, 0, 1), Change(DELETE, 1, 0), Change(INSERT, 7, 1)))],
+    changes={7: None},
+    ends=[2],
+)
+@example(  # the row that had the value is from before a TRUNCATE: the one after it is lacking
+    files=[File(True, (Change(INSERT, 1, 1),)), File(False, (Change(UPDATE, 1, 2, True),))],
+    later=[File(False, (Change(TRUNCATE, 0, 0), Change(UPDATE, 1, 1, True)))],
+    changes={},
+    ends=[],
+)
+def test_rows_are_compared_by_hashes_of_their_keys(
+    kind: str,
+    rows_in_memory: int,
+    file_format: Format,
+    files: list[File],
+    later: list[File],
+    changes: dict[int, int | None],
+    ends: list[int],
+) -> None:
+    """Files are added after the first range was compared. The second look sees all of them."""
+    schema = schema_of(kind)
+    expected, bounds = changed([*files, *later], changes), [None, *sorted(set(ends)), None]
+    differences = unlike([*files, *later], expected, schema)
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rows_by_key, "MAX_ROWS", rows_in_memory)
+        patched.setattr(rows_by_key, "_BUCKET_BITS", 2)
+        patched.setattr(rows_by_key, "CHUNK_ROWS", 4)
+        write(Path(name), schema, files, file_format)
+        with comparable_files(Path(name), schema, file_format) as comparisons:
+            for is_first in (True, False):
+                found = set[Any]()
+                with comparisons() as copy:
+                    for start, end in itertools.pairwise(bounds):
+                        stage(copy, schema, expected, start, end)
+                        found |= kinds_of(copy.differing())
+                        copy.keep_keys()
+                        copy.clear()
+                        if is_first and start is None:
+                            write(Path(name), schema, later, file_format, first_epoch=len(files) + 1)
+                    surplus = kinds_of(copy.surplus_of_all(100))
+                if not is_first or (len(bounds) > 2 and later):
+                    assert surplus == {found for found in differences if found[0] == "surplus"}
+                if not is_first or not later:
+                    assert found | surplus == differences
+            with comparisons() as copy:
+                stage(copy, schema, expected, None, None)
+                assert kinds_of(copy.differing() + copy.surplus(None, 100)) == differences

@@ -1,0 +1,247 @@
+"""A copy's rows by hashes of their keys, for keys that are not integers.
+
+Nothing tells which files have the rows of a range of such keys: databases order texts in many ways. So the changes of all files
+are read once, as hashes of keys and values, and sorted by the first hash. The rows of a range are looked up there. A range that
+a comparison has seen is marked, so at the end it is known which rows only the copy has. A key is known again by 128 bits.
+
+More than MAX_ROWS changes are not sorted in memory: they are written into files by the first bits of their keys, each of these
+is sorted, and the arrays are read from disk where rows are looked up.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemark.sinks.comparing import Key
+from tidemark.sinks.folded.hashed_rows import HashedRows, together
+from tidemark.sinks.folded.hashing import key_names
+from tidemark.state.change_batch import ChangeType
+from tidemark.state.table import TableSchema
+
+MAX_ROWS = 4 << 20
+CHUNK_ROWS = 1 << 20
+KEY_COLUMNS = 2
+_BUCKET_BITS = 8
+_Numbers = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+_Keys = tuple[npt.NDArray[np.uint64], ...]
+
+
+class ValuesLeftOutError(Exception):
+    """A change leaves values out: they are in a row before, so only `FoldedState` can tell them."""
+
+
+@dataclass(slots=True)
+class RowsByKey:
+    """The last change of each key, also deletions. `seed`: of all hashes. `temporary`: a folder for what does not fit into the
+    memory."""
+
+    schema: TableSchema
+    seed: int
+    temporary: Path
+    truncated: int = field(default=-1, init=False)
+    """The place of the table's last TRUNCATE: rows before it are ignored."""
+    texts: dict[Key, Key] = field(default_factory=dict, init=False)
+    """The keys that differed at some look, by their hashes."""
+    _base: HashedRows | None = field(default=None, init=False)
+    """The rows that the first `settle` found. They stay, because comparisons mark them."""
+    _recent: HashedRows | None = field(default=None, init=False)
+    """Later changes."""
+    _added: list[HashedRows] = field(default_factory=list, init=False)
+    _spilled: "_Buckets | None" = field(default=None, init=False)
+
+    @property
+    def base(self) -> HashedRows:
+        return self._of_none() if self._base is None else self._base
+
+    def add(self, changes: pa.Table) -> None:
+        """Adds changes as `RowHashing.changes` returns them. Raises ValuesLeftOutError."""
+        for i in range(len(self.schema.toastable)):
+            if pc.any(changes.column(f"u{i}")).as_py():
+                raise ValuesLeftOutError
+        are_truncates = pc.equal(changes.column("kind"), int(ChangeType.TRUNCATE))
+        truncated = pc.max(changes.column("o").filter(are_truncates)).as_py()
+        if truncated is not None:
+            self.truncated = max(self.truncated, int(truncated))
+            changes = changes.filter(pc.invert(are_truncates))
+        self._added.append(self.hashed(changes))
+        if self._base is None and sum(map(len, self._added)) > MAX_ROWS:
+            if self._spilled is None:
+                self._spilled = _Buckets(self.temporary)
+            self._spilled.add(together(self._added))
+            self._added = []
+
+    def settle(self) -> None:
+        """Takes in what was added."""
+        added = together([*self._added, self._of_none()])
+        self._added = []
+        if self._spilled is not None:
+            self._spilled.add(added)
+            self._base, self._spilled = self._spilled.sorted(), None
+        elif self._base is None:
+            self._base = added.newest()
+        elif len(added):
+            recent = together([added] if self._recent is None else [self._recent, added]).newest()
+            self._recent = recent.taken(self._is_later(recent))
+
+    def hashed(self, changes: pa.Table) -> HashedRows:
+        return HashedRows.by_hashes(self.with_key(changes), self.schema, self.seed)
+
+    def with_key(self, changes: pa.Table) -> pa.Table:
+        """Returns the changes that have a key."""
+        keys = [changes.column(name) for name in key_names(self.schema)]
+        if any(key.null_count for key in keys):
+            return changes.filter(functools.reduce(pc.and_, [pc.is_valid(key) for key in keys]))
+        return changes
+
+    def expected(self, hashed: Sequence[pa.Table]) -> HashedRows:
+        """Returns expected rows, each key once."""
+        return together([*map(self.hashed, hashed), self._of_none()]).last()
+
+    def among(self, wanted: HashedRows) -> HashedRows:
+        """Returns the rows that the copy has of these keys."""
+        parts = [self._of_none()]
+        for rows in self._both():
+            places = places_of(wanted.keys, rows.keys)
+            parts.append(rows.taken(places[places >= 0]))
+        return together(parts).after(self.truncated).last()
+
+    def others(self, seen: "SeenKeys", limit: int) -> HashedRows:
+        """Returns rows that the copy has of other keys, at most `limit`."""
+        parts, count = [self._of_none()], 0
+        for rows in self._unseen(seen):
+            found = rows.after(self.truncated)
+            found = found.taken(np.flatnonzero(~found.gone)[: limit - count])
+            parts.append(found)
+            count += len(found)
+            if count >= limit:
+                break
+        return together(parts)
+
+    def _unseen(self, seen: "SeenKeys") -> Iterator[HashedRows]:
+        recent = self._recent
+        for start in range(0, len(self.base), CHUNK_ROWS):
+            rows = self.base.taken(start + np.flatnonzero(~seen.marks[start : start + CHUNK_ROWS]))
+            if recent is not None:
+                rows = rows.taken(places_of(rows.keys, recent.keys) < 0)
+            yield rows
+        if recent is not None:
+            yield recent.taken(~seen.among(recent.keys))
+
+    def _is_later(self, rows: HashedRows) -> _Flags:
+        """Returns which rows are later than those of their keys in `base`."""
+        places = places_of(rows.keys, self.base.keys)
+        found, before = places >= 0, self.base.taken(places[places >= 0])
+        later = ~found
+        version, seq = rows.version[found], rows.seq[found]
+        later[found] = (version > before.version) | ((version == before.version) & (seq > before.seq))
+        return later
+
+    def _both(self) -> Iterator[HashedRows]:
+        yield self.base
+        if self._recent is not None:
+            yield self._recent
+
+    def _of_none(self) -> HashedRows:
+        none, number = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+        hashes = (none,) * (1 + len(self.schema.toastable))
+        return HashedRows((none,) * KEY_COLUMNS, number, number, np.zeros(0, np.bool_), hashes)
+
+
+@dataclass(slots=True)
+class SeenKeys:
+    """The keys that a comparison has seen: `marks` of the rows that `RowsByKey` began with, and the others."""
+
+    rows: RowsByKey
+    marks: _Flags = field(init=False)
+    _others: list[_Keys] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.marks = np.zeros(len(self.rows.base), np.bool_)
+
+    def add(self, keys: _Keys) -> None:
+        places = places_of(keys, self.rows.base.keys)
+        self.marks[places[places >= 0]] = True
+        self._others.append(tuple(column[places < 0] for column in keys))
+
+    def of(self, changes: pa.Table) -> pa.Table:
+        """Returns the changes whose keys were seen."""
+        changes = self.rows.with_key(changes)
+        keys = self.rows.hashed(changes).keys
+        order = np.lexsort(keys[::-1])
+        return changes.take(order[self.among(tuple(column[order] for column in keys))])
+
+    def among(self, keys: _Keys) -> _Flags:
+        """Returns which of the keys were seen. `keys`: in their order."""
+        places = places_of(keys, self.rows.base.keys)
+        found = np.zeros(len(places), np.bool_)
+        found[places >= 0] = self.marks[places[places >= 0]]
+        for others in self._others:
+            places = places_of(others, keys)
+            found[places[places >= 0]] = True
+        return found
+
+
+def places_of(wanted: _Keys, keys: _Keys) -> _Numbers:
+    """Returns for each wanted key its place in `keys`, -1 for none. `keys`: each once, in their order."""
+    (first, second), (leading, others) = wanted, keys
+    found = np.full(len(first), -1, np.int64)
+    places = np.searchsorted(leading, first)
+    pending = np.arange(len(first))
+    while len(pending):  # once more for each two keys with the same first hash
+        pending = pending[places[pending] < len(leading)]
+        pending = pending[leading[places[pending]] == first[pending]]
+        are_same = others[places[pending]] == second[pending]
+        found[pending[are_same]] = places[pending[are_same]]
+        pending = pending[~are_same]
+        places[pending] += 1
+    return found
+
+
+@dataclass(slots=True)
+class _Buckets:
+    """Files of changes in a folder, each with those of some keys."""
+
+    folder: Path
+    _kinds: list[tuple[str, Any]] = field(default_factory=list, init=False)
+
+    def add(self, rows: HashedRows) -> None:
+        self._kinds = [(str(i), array.dtype) for i, array in enumerate(rows.arrays)]
+        buckets = (rows.keys[0] >> np.uint64(64 - _BUCKET_BITS)).astype(np.int64)
+        order = np.argsort(buckets, kind="stable")
+        ends = np.searchsorted(buckets[order], np.arange(1 << _BUCKET_BITS), "right").tolist()
+        for bucket, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            part = rows.taken(order[start:end])
+            records = np.empty(len(part), self._kinds)
+            for (name, _), array in zip(self._kinds, part.arrays, strict=True):
+                records[name] = array
+            with self._bucket(bucket).open("ab") as file:
+                records.tofile(file)
+
+    def sorted(self) -> HashedRows:
+        """Returns the last change of each key, as arrays on disk."""
+        names = [name for name, _ in self._kinds]
+        with ExitStack() as stack:
+            columns = [stack.enter_context(self._column(name).open("xb")) for name in names]
+            for bucket in range(1 << _BUCKET_BITS):
+                records = np.fromfile(self._bucket(bucket), np.dtype(self._kinds))
+                self._bucket(bucket).unlink()
+                rows = HashedRows.of_arrays([np.ascontiguousarray(records[name]) for name in names], KEY_COLUMNS)
+                for column, array in zip(columns, rows.newest().arrays, strict=True):
+                    array.tofile(column)
+        arrays = [np.memmap(self._column(name), kind, "r") for name, kind in self._kinds]
+        return HashedRows.of_arrays(arrays, KEY_COLUMNS)
+
+    def _bucket(self, number: int) -> Path:
+        return self.folder / f"keys-{number}"
+
+    def _column(self, name: str) -> Path:
+        return self.folder / f"column-{name}"
