@@ -46,6 +46,7 @@ from tidemark.state.split import ReleaseChunk
 from tidemark.state.table import TableId
 from tidemark.state.upgrade_mark import Upgraded
 
+_CHANGED = "it was altered, truncated or rewritten"
 OFTEN = 3
 OFTEN_SECONDS = 300.0
 """A job stops if it has moved to another server OFTEN times within this time."""
@@ -182,7 +183,7 @@ def _lost_rows(
     try:
         _require_whole(job, now, (), is_half_written=is_half_written)
         if isinstance(places, SharesLog):
-            _proven_look(Checkpoint.at(job.checkpoint), state, places.shared_until(state, now.known_log))
+            _proven_look(job, state, places.shared_until(state, now.known_log))
     except LogPositionLostError:
         return None
     return find_lost_rows(job, state, now, found, places)
@@ -192,12 +193,14 @@ def _without_lost(job: JobFile, state: JobState, now: EnumeratorState, found: Fo
     """Reads the rows again that lost transactions changed. The job goes on from where the server's log leaves these out."""
     checkpoint = Checkpoint.at(job.checkpoint)
     leaving = _incomplete(now, state) | unwritten(checkpoint, state, now) | rows.whole.keys()
-    look = None
+    look, changed = None, frozenset[TableId]()
     if isinstance(found, SharesLog):
-        look = _proven_look(checkpoint, state, rows.place)
+        look = _proven_look(job, state, rows.place)
         leaving |= _unproven(checkpoint, state, look)
+        changed = look.changed & leaving
     rereads, whole = read_lost_rows(job, state, found, rows, leaving)
-    rows = rows.with_whole({**dict.fromkeys(leaving, "its rows were not all read"), **whole})
+    reasons = {**dict.fromkeys(leaving, "its rows were not all read"), **dict.fromkeys(changed, _CHANGED), **whole}
+    rows = rows.with_whole(reasons)
     text = f"{rows.text()} The job continues from {rows.place}."
     partitions = None if look is None else Partitions(look.ended_xid, ())
     return _Place(rows.place, text, rows.whole.keys(), partitions=partitions, rereads=rereads)
@@ -215,21 +218,27 @@ def _in_same_log(
     """Raises LogPositionLostError, with the reason, if the server's log is not known to have all that the job has read."""
     checkpoint = Checkpoint.at(job.checkpoint)
     leaving, restarts, look = _incomplete(now, state) | unwritten(checkpoint, state, now), True, None
+    changed = frozenset[TableId]()
     if isinstance(places, SharesLog):
         until = places.shared_until(state, now.known_log)
-        look = _proven_look(checkpoint, state, until)
+        look = _proven_look(job, state, until)
         unproven = _unproven(checkpoint, state, look)
         restarts = bool(unproven) or _reaches_beyond(checkpoint, state, now, until)
         leaving = leaving | unproven if restarts else set()
+        changed = look.changed & leaving
     _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
     copied = [_rolled_back_place(job, state, found, places, position, known) for position, known in _copied(state, now)]
     start = places.same_place(state, now.position, read_at_us(checkpoint, now.position))
     if start == now.position:  # of the same log
         require_known_log(found, state, start, now.known_log)
     rolled_back_from, rolled_back_log = max(copied, key=lambda place: place[0].order, default=(None, None))
+    text = f"Its log has all that the job has read, and the job continues from {start}."
+    if changed:
+        names = ", ".join(map(str, sorted(changed)))
+        text += f" Perhaps only at the former server, these were altered, truncated or rewritten: {names}. They are read again."
     return _Place(
         start,
-        f"Its log has all that the job has read, and the job continues from {start}.",
+        text,
         leaving,
         restarts,
         None if look is None else Partitions(look.ended_xid, ()),
@@ -287,10 +296,11 @@ def _at_upgraded(upgraded: Upgraded, incomplete: Collection[TableId]) -> _Place:
     )
 
 
-def _proven_look(checkpoint: Checkpoint, state: JobState, until: Position) -> Look:
-    """Raises LogPositionLostError if the last look at the tables may have seen what the new server never had."""
-    look = look_before(checkpoint, state, until)
-    if look is None:
+def _proven_look(job: JobFile, state: JobState, until: Position) -> Look:
+    """Returns a look at the tables that saw nothing but what the new server has, too. Raises LogPositionLostError if there is
+    none, or if a later one saw more and tables may not be read again."""
+    look = look_before(Checkpoint.at(job.checkpoint), state, until)
+    if look is None or (look.changed and not job.source.reads_again_after_lost_log):
         raise LogPositionLostError(
             f"The job may have checked its tables and partitions after {until}, where the two servers' logs begin to differ.",
             START_OVER_NOW,
@@ -299,10 +309,11 @@ def _proven_look(checkpoint: Checkpoint, state: JobState, until: Position) -> Lo
 
 
 def _unproven(checkpoint: Checkpoint, state: JobState, look: Look) -> set[TableId]:
-    """Returns the tables of which the job has found something after that look: they joined it, or have new columns."""
+    """Returns the tables of which the job has found something after that look: they joined it, have new columns, or are
+    otherwise, such as after a TRUNCATE. Perhaps only the former server had that."""
     joined = {s.table for later in state.joined if later.after_epoch >= look.epoch for s in later.schemas}
     altered = {altered.schema.table for altered in checkpoint.altered() if altered.at_us >= look.at_us}
-    return (joined | altered) & {schema.table for schema in state.schemas}
+    return (joined | altered | look.changed) & {schema.table for schema in state.schemas}
 
 
 def _reaches_beyond(checkpoint: Checkpoint, state: JobState, now: EnumeratorState, until: Position) -> bool:

@@ -9,6 +9,7 @@ from tidemark.state.job_state import JobState
 from tidemark.state.partitions import KeptPartitions, Partitions, WatchedTable
 from tidemark.state.plan import PlanRecord
 from tidemark.state.position import Position, wal_position
+from tidemark.state.table import TableId
 
 
 class PartitionWatch:
@@ -54,7 +55,7 @@ class PartitionWatch:
             self._older_are_there = False
             if max(self._checkpoint.plan_epochs()) > epoch:
                 return  # this driver was frozen, and another one goes on
-            self._checkpoint.forget_partitions(self._kept[1])
+            self._checkpoint.forget_partitions()
 
 
 def partitions_of_plan(checkpoint: Checkpoint, state: JobState, epoch: int) -> Partitions | None:
@@ -76,16 +77,17 @@ def partitions_of_plan(checkpoint: Checkpoint, state: JobState, epoch: int) -> P
 @dataclass(frozen=True, slots=True)
 class Look:
     """A look at the tables of the job: that of the plan of `epoch`, or the first one (0). `ended_xid`: as in Partitions.
-    `at_us`: it was made before, microseconds since 1970."""
+    `at_us`: it was made before, microseconds since 1970. `changed`: the tables that the newest look found otherwise."""
 
     epoch: int
     ended_xid: int
     at_us: int
+    changed: frozenset[TableId]
 
 
 def look_before(checkpoint: Checkpoint, state: JobState, until: Position) -> Look | None:
     """Returns the newest look that was surely made before the server's log reached `until`: the next plan was made at a log end
-    that is not later. None if there is none, or if the newest plan has other tables or partitions."""
+    that is not later. None if there is none, or if the checkpoint does not have it any more."""
     epochs = checkpoint.plan_epochs()
     newest = checkpoint.plan(epochs[-1]).partitions if epochs else None
     if newest is None or state.partitions is None:
@@ -95,19 +97,35 @@ def look_before(checkpoint: Checkpoint, state: JobState, until: Position) -> Loo
     for epoch, after in reversed(list(pairwise(epoch for epoch in epochs if epoch > since))):
         if _was_made_before(checkpoint.plan(after), until):
             record = checkpoint.plan(epoch)
-            if record.partitions is None or record.partitions.name != newest.name:
+            changed = None if record.partitions is None else _changed(checkpoint, record.partitions, newest)
+            if record.partitions is None or changed is None:
                 return None
-            return Look(epoch, record.partitions.ended_xid, record.planned_at_us)
+            return Look(epoch, record.partitions.ended_xid, record.planned_at_us, changed)
     if moved:
         proven, kept = moved[-1].partitions, checkpoint.plan(since).partitions if since in epochs else None
-        if proven is None or kept is None or kept.name != newest.name or moved[-1].watched_again:
+        changed = None if kept is None else _changed(checkpoint, kept, newest)
+        if proven is None or changed is None or moved[-1].watched_again:
             return None
-        return Look(since, proven.ended_xid, moved[-1].at_us)  # it was proven for the server before
+        return Look(since, proven.ended_xid, moved[-1].at_us, changed)  # it was proven for the server before
     if epochs[0] != 1 or not _was_made_before(checkpoint.plan(1), until):
         return None
-    if checkpoint.partitions(newest).tables != state.partitions.tables:
+    changed = _differing(state.partitions, checkpoint.partitions(newest))
+    return Look(0, state.partitions.ended_xid, state.created_at_us, changed)
+
+
+def _changed(checkpoint: Checkpoint, kept: KeptPartitions, newest: KeptPartitions) -> frozenset[TableId] | None:
+    """Returns the tables that differ; None if the checkpoint no longer has the older look."""
+    if kept.name == newest.name:
+        return frozenset()
+    if not checkpoint.has_partitions(kept):  # it was removed by an earlier version
         return None
-    return Look(0, state.partitions.ended_xid, state.created_at_us)
+    return _differing(checkpoint.partitions(kept), checkpoint.partitions(newest))
+
+
+def _differing(before: Partitions, now: Partitions) -> frozenset[TableId]:
+    """Returns the tables of `now` that are not the same in `before`: their files, columns, keys, partitions and types."""
+    known = set(before.tables)
+    return frozenset(table.table for table in now.tables if table not in known)
 
 
 def _was_made_before(record: PlanRecord, until: Position) -> bool:

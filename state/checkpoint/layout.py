@@ -43,7 +43,8 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
     plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord).
                             Written by the planner, before the epoch runs. Removed KEPT_PLANS epochs after its commit or later.
     partitions/9f2c…        PostgreSQL: tables, their storage files and their partitions; named by its content.
-                            Written by the planner before the plan that names it. Removed when a newer one is in a plan.
+                            Written by the planner before the plan that names it. Removed after those plans, once a newer one
+                            is in a plan.
     published/e42-s7        the rows of a split of epoch 42, with their report.
     published/e42-p9-3      rows that epoch 42 read again (docs/adr/0016), named by the position of their first change.
                             Written by a task. Removed by the planner when the epoch is committed and the next is planned.
@@ -739,10 +740,15 @@ class Checkpoint:
         name = partitions_file(kept.name)
         return Partitions(kept.ended_xid, PARTITIONS.decode(self._read(name), name))
 
-    def forget_partitions(self, but: KeptPartitions) -> None:
-        """Removes all but these, once a plan with them is durable: no restart needs older ones."""
+    def has_partitions(self, kept: KeptPartitions) -> bool:
+        return self.store.read(partitions_file(kept.name)) is not None
+
+    def forget_partitions(self) -> None:
+        """Removes those that no plan names."""
+        plans = (self.plan(epoch).partitions for epoch in self.plan_epochs())
+        named = {partitions_file(kept.name) for kept in plans if kept is not None}
         for known in self.store.list(PARTITIONS_FOLDER):
-            if known != partitions_file(but.name):
+            if known not in named:
                 self.store.delete(known)
 
     def committed_epoch(self) -> int:

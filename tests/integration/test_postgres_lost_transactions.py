@@ -22,6 +22,7 @@ from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.readers.log import touched_keys
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import LogPositionLostError
 
 pytestmark = pytest.mark.integration
 
@@ -150,13 +151,113 @@ def test_tables_of_which_the_keys_are_not_known_are_read_again(
     assert postgres_database.query(notes % "copy_customers", (uid,)) == pair.promoted.query(notes % "customers", (uid,))
 
 
-def test_all_tables_are_read_again_if_the_catalog_has_changed_meanwhile(pair: Pair, tmp_path: Path) -> None:
-    """A TRUNCATE gives a table another file."""
+ALTERED = {
+    "truncated": ("TRUNCATE truncated",),
+    "computed": ("ALTER TABLE computed ALTER note TYPE text USING upper(note)",),
+    "wider": ("ALTER TABLE wider ALTER version TYPE bigint USING version * 2",),
+    "created": (
+        "DROP TABLE created",
+        "CREATE TABLE created (id int PRIMARY KEY, version int, note text)",
+        "INSERT INTO created VALUES (3, 3, 'lost')",
+        "ALTER PUBLICATION shop ADD TABLE created",
+    ),
+    "moved": ("VACUUM FULL moved",),
+    "extended": ("ALTER TABLE extended ADD extra int DEFAULT 5", "UPDATE extended SET extra = 6 WHERE id < 4"),
+    "indexed": ("CREATE UNIQUE INDEX one ON indexed (id, version)",),
+    "logged": (
+        "ALTER TABLE logged SET TABLESPACE pg_default",
+        "TRUNCATE logged",
+        "INSERT INTO logged VALUES (9, 9, 'lost')",
+    ),
+    "divided": (
+        "CREATE TABLE divided_b PARTITION OF divided FOR VALUES FROM (30) TO (90)",
+        "INSERT INTO divided VALUES (30)",
+    ),
+}
+"""Statements that only the dead primary has, by the table that they alter."""
+AFTER_THEM = (
+    *(f"UPDATE {name} SET version = version + 5 WHERE id IN (2, 4)" for name in ALTERED),
+    *(f"DELETE FROM {name} WHERE id = 5" for name in ALTERED),
+    "TRUNCATE moved",
+    "INSERT INTO moved VALUES (4, 4, 'kept')",
+)
+
+
+def create_altered(pair: Pair) -> None:
+    for name in ALTERED:
+        parts = " PARTITION BY RANGE (id)" if name == "divided" else ""
+        pair.database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, version int, note text){parts}")
+        if parts:
+            pair.database.execute(f"CREATE TABLE {name}_a PARTITION OF {name} FOR VALUES FROM (0) TO (30)")
+        pair.database.execute(
+            f"INSERT INTO {name} SELECT i, i, 'row ' || i FROM generate_series(1, 20) AS i",
+            f"ALTER PUBLICATION shop ADD TABLE {name}",
+        )
+
+
+def assert_altered_copied(pair: Pair, target: Database) -> None:
+    for name in ALTERED:
+        query = "SELECT id, version, note FROM %s ORDER BY id"
+        assert target.query(query % f"copy_{name}") == pair.promoted.query(query % name), name
+
+
+FOLLOWS = ("sink.on_schema_change=evolve", "source.on_table_error=park")
+
+
+@pytest.mark.parametrize("point", ["", pytest.param("another_server.left", marks=pytest.mark.every_server)])
+def test_only_tables_that_were_altered_are_read_again(
+    pair: Pair, postgres_database: Database, tmp_path: Path, point: str
+) -> None:
+    """Other tables only have those rows read again that lost transactions changed."""
+    create_altered(pair)
+    copy = Copy(pair, tmp_path / "mirror", postgres_database)
+    for _ in range(2):
+        copy.run(*FOLLOWS)
+        pair.database.execute(*UPDATE_ALL)
+    copy.run(*FOLLOWS)
+    pair.await_standby()
+    pair.fall_behind()
+    pair.database.execute(*LOST, *(statement for statements in ALTERED.values() for statement in statements))
+    copy.run(*FOLLOWS)
+    pair.fail_over()
+    pair.promoted.execute(*AFTERWARDS, *AFTER_THEM)
+    copy.notes.found.clear()
+    if point:
+        die_at(copy.job, point, *FOLLOWS, notes=copy.notes)
+    copy.run(*FOLLOWS)
+    again = {facts["table"] for event, facts in copy.notes.found if event == "joined"}
+    assert again == {f"public.{name}" for name in ALTERED}
+    assert_altered_copied(pair, postgres_database)
+    copy.check()
+    pair.promoted.execute(*UPDATE_ALL, *(f"UPDATE {name} SET version = -id" for name in ALTERED))
+    assert copy.run(*FOLLOWS) == ["stream"]
+    assert_altered_copied(pair, postgres_database)
+    copy.check()
+
+
+@pytest.mark.every_server
+def test_a_table_that_was_altered_at_both_servers_is_read_again(pair: Pair, tmp_path: Path) -> None:
+    """The promoted server lacks nothing, which nobody can tell of the catalogs. The other tables go on."""
     copy = Copy(pair, tmp_path / "files", None)
-    lose(pair, [copy], "TRUNCATE orders", *LOST)
+    copy.run()
+    pair.database.execute("TRUNCATE orders", *UPDATE_ALL)
+    copy.run("sink.on_schema_change=evolve")
+    pair.await_standby()
+    pair.fail_over()
     pair.promoted.execute(*AFTERWARDS)
-    assert "snapshot" in copy.run("sink.on_schema_change=evolve")
-    assert "So the rows of all tables are read again" in copy.moved
+    copy.notes.found.clear()
+    copy.run("sink.on_schema_change=evolve")
+    assert [facts["table"] for event, facts in copy.notes.found if event == "joined"] == ["public.orders"]
+    copy.check()
+
+
+def test_an_altered_table_is_not_read_again_if_the_job_file_says_so(pair: Pair, tmp_path: Path) -> None:
+    copy = Copy(pair, tmp_path / "files", None)
+    lose(pair, [copy], "TRUNCATE orders")
+    with pytest.raises(LogPositionLostError) as caught:
+        copy.run("sink.on_schema_change=evolve", "source.on_log_lost=stop")
+    assert "set source.on_log_lost: resnapshot" in caught.value.remedy
+    copy.run("sink.on_schema_change=evolve")
     copy.check()
 
 

@@ -233,7 +233,19 @@ def test_rows_that_went_with_a_partition_stop_the_job_or_are_kept(
     job.do("INSERT INTO r VALUES (32)")
     assert job.run() == ["stream"]
     assert job.copied() == {1, 11, 12, 13, 31, 32}
-    assert len(Checkpoint.at(load_job_file(job.path).checkpoint).store.list("partitions")) == 1
+    checkpoint = Checkpoint.at(load_job_file(job.path).checkpoint)
+    assert len(kept_looks(checkpoint)) > 2
+    checkpoint.forget_plans(checkpoint.plan_epochs()[:-1])
+    job.do("CREATE TABLE p40 PARTITION OF r FOR VALUES FROM (40) TO (50)", "INSERT INTO r VALUES (41)")
+    assert job.run() == ["stream"]
+    assert len(kept_looks(checkpoint)) == 2
+
+
+def kept_looks(checkpoint: Checkpoint) -> set[str]:
+    """The looks that the checkpoint has: those that its plans name."""
+    named = {kept.name for epoch in checkpoint.plan_epochs() if (kept := checkpoint.plan(epoch).partitions) is not None}
+    assert {name.rpartition("/")[2] for name in checkpoint.store.list("partitions")} == named
+    return named
 
 
 def test_a_job_that_runs_looks_before_each_plan(job: Job) -> None:
