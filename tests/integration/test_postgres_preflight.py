@@ -207,6 +207,22 @@ def test_a_table_without_a_primary_key_needs_an_identity_for_every_sink(postgres
     assert 'REPLICA IDENTITY USING INDEX "t_code_key"' in finding.remedy
 
 
+@pytest.mark.pitfall(62)
+def test_an_identity_of_an_index_needs_a_key(postgres_source_database: Database) -> None:
+    """The log would lack the whole old row, which a table without a key needs."""
+    finding = refused(
+        postgres_source_database,
+        "CREATE TABLE public.t (code int NOT NULL UNIQUE, a int)",
+        "ALTER TABLE public.t REPLICA IDENTITY USING INDEX t_code_key",
+        demands=FILES,
+    )
+    assert "public.t has no key, and its replica identity is an index" in finding.message
+    (of_mirror,) = refusals(look(superuser(postgres_source_database), MIRROR))
+    assert "source.keys: {public.t: [code]}" in of_mirror.remedy
+    settings = TableSettings(keys={TableId("public", "t"): ("code",)})
+    assert refusals(look(superuser(postgres_source_database), replace(FILES, tables=settings))) == []
+
+
 @pytest.mark.parametrize(
     ("statements", "message"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 from devtools.server import Server
 from tests.support.epochs import run_epochs
+from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.postgres_roles import role
 from tests.support.remedies import parked_remedy, remedy_of, run_through, setting_in
@@ -101,6 +102,33 @@ def test_a_unique_key_that_is_named_makes_a_mirror_possible(
     source.execute("UPDATE events SET v = 7 WHERE b = 2", "DELETE FROM events WHERE b = 1")
     run_epochs(job, setting)
     assert target.query("SELECT a, b, v FROM copy_events") == [(1, 2, 7)]
+
+
+@pytest.mark.parametrize("way", ["the setting", "the statement"])
+def test_a_table_whose_identity_is_an_index_gets_a_key_or_whole_rows(
+    postgres_database: Database, tmp_path: Path, way: str
+) -> None:
+    source = postgres_database
+    source.execute(
+        "CREATE TABLE events (code INT NOT NULL UNIQUE, v INT)",
+        "ALTER TABLE events REPLICA IDENTITY USING INDEX events_code_key",
+        "INSERT INTO events VALUES (1, 1), (2, 2), (3, 3)",
+    )
+    job = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": "./out"})
+    remedy = remedy_of(job, SourceNotUsableError)
+    overrides = (setting_in(remedy),) if way == "the setting" else ()
+    if not overrides:
+        source.execute(remedy.partition(" Or: ")[2].removesuffix("."))
+    run_epochs(job, *overrides)
+    source.execute("UPDATE events SET v = 7 WHERE code = 2", "DELETE FROM events WHERE code = 1")
+    assert run_epochs(job, *overrides) == ["stream"]
+    history = read_history(tmp_path / "out", "public", "events").to_pylist()
+    assert [change["_change_type"] for change in history[:3]] == ["insert"] * 3
+    changes = [(change["_change_type"], change["code"], change["v"]) for change in history[3:]]
+    if overrides:
+        assert changes == [("update_postimage", 2, 7), ("delete", 1, None)]
+    else:
+        assert changes == [("delete", 2, 2), ("insert", 2, 7), ("delete", 1, 1)]
 
 
 def test_a_publication_that_the_role_may_not_create_is_created_by_its_owner(

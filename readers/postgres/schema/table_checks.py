@@ -185,6 +185,8 @@ def check_identity(facts: TableFacts, schema: TableSchema, publishing: Publishin
                 table=table,
             )
         ]
+    if facts.identity == "index" and not schema.key and publishing is not None:
+        return [_index_without_key(facts)]
     missing = [name for name in schema.key if name not in covered]
     if not missing:
         return []
@@ -195,6 +197,17 @@ def check_identity(facts: TableFacts, schema: TableSchema, publishing: Publishin
             table=table,
         )
     ]
+
+
+def _index_without_key(facts: TableFacts) -> Finding:
+    """Refuses a table whose rows the log names by an index that is not the job's key."""
+    (columns,) = [tuple(filter(None, index.columns)) for index in facts.keys if index.of_identity]
+    return refusal(
+        f"{facts.table} has no key, and its replica identity is an index: the log has no whole old row of an UPDATE or DELETE.",
+        f"Name the columns of the index: {setting_of('source.keys', facts.table, list(columns))}. Or: "
+        f"ALTER TABLE {quote_table(facts.table)} REPLICA IDENTITY FULL.",
+        table=facts.table,
+    )
 
 
 def _only_inserted(facts: TableFacts, schema: TableSchema, publishing: Publishing) -> Finding:
