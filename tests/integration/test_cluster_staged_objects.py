@@ -22,7 +22,7 @@ from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.sinks.delta.settings import delta_settings
 from tidemark.state.checkpoint.store import open_store
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900), pytest.mark.every_server]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800), pytest.mark.every_server]
 
 STAGED = "delta.staged"
 SECRET = "kU7-Zz71xQ.9"
