@@ -389,6 +389,36 @@ def test_all_tables_have_joined_or_got_columns_since(
     assert_all_copied(source, any_target, "orders", "later")
 
 
+@pytest.mark.parametrize("any_target", ["postgres"], indirect=True)
+def test_a_table_that_got_columns_since_is_parked_if_no_rows_are_to_be_read_again(
+    source: Database, any_target: SinkCase, tmp_path: Path
+) -> None:
+    """`on_log_lost` is stop, MariaDB's default. The other table gets what it lacks. The signal heals the parked one."""
+    source.execute(
+        "CREATE TABLE customers (id INT PRIMARY KEY, note TEXT)", "INSERT INTO customers VALUES (1, 'first')"
+    )
+    job = job_with_copies(source, any_target, tmp_path)
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'second'", "UPDATE customers SET note = 'second'")
+    run_epochs(job)
+    put_back = any_target.back_up()
+    source.execute(
+        "ALTER TABLE orders ADD COLUMN extra INT",
+        "UPDATE orders SET extra = 3",
+        "INSERT INTO customers VALUES (2, 'x')",
+    )
+    run_epochs(job)
+    alter_copies_back(source, any_target)
+    put_back()
+    notes = Notes()
+    run_epochs(job, "source.on_table_error=park", notes=notes)
+    assert {facts["table"] for event, facts in notes.found if event == "parked"} == {f"{source.schema}.orders"}
+    assert_all_copied(source, any_target, "customers")
+    resnapshot(load_job_file(job), [TableName(source.schema, "orders")])
+    run_epochs(job, "source.on_table_error=park")
+    assert_all_copied(source, any_target, "orders", "customers")
+
+
 INCREMENTAL = "mode=incremental"
 
 
