@@ -15,6 +15,7 @@ import pytest
 from tests.support.epochs import Notes
 from tests.support.forwarder import forwarding
 from tests.support.jobs import running, source_of, start_process, write_job
+from tests.support.s3 import s3_server
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.startup import open_job
@@ -50,6 +51,7 @@ def copied(target: Database) -> list[int]:
 
 
 @pytest.mark.pitfall(95)
+@pytest.mark.parametrize("checkpoint", ["folder", "bucket"])
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
@@ -58,36 +60,37 @@ def copied(target: Database) -> list[int]:
     ],
     indirect=["source"],
 )
-def test_a_standby_goes_on_soon(source: Database, tmp_path: Path, fault: str) -> None:
+def test_a_standby_goes_on_soon(source: Database, tmp_path: Path, fault: str, checkpoint: str) -> None:
     source.execute("CREATE TABLE orders (id INT PRIMARY KEY)", "INSERT INTO orders VALUES (1), (2)")
-    with fresh_database(source.server) as target, forwarding(source.server) as way:
+    with fresh_database(source.server) as target, forwarding(source.server) as way, contextlib.ExitStack() as stack:
         sink = {"type": "mirror", "url": target.url, "table": f"{target.schema}.{{table}}"}
-        job = write_job(tmp_path, trigger="300ms", source=source_of(source, on_log_lost="resnapshot"), sink=sink)
+        settings = {"checkpoint": stack.enter_context(s3_server()) + "/shop"} if checkpoint == "bucket" else {}
+        origin = source_of(source, on_log_lost="resnapshot")
+        job = write_job(tmp_path, trigger="300ms", source=origin, sink=sink, **settings)
         url = source_of(source)["url"].replace(f":{source.server.port}/", f":{way.port}/")
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(running(job, "--set", f"source.url={url}"))
-            first.wait_until(lambda: any(event.get("phase") == "stream" for event in first.events()))
-            second = stack.enter_context(running(job, "--standby"))
-            second.wait_until(lambda: waits_for_lease(source))
-            began = time.monotonic()
-            match fault:
-                case "killed":
-                    os.killpg(first.popen.pid, signal.SIGKILL)
-                case "frozen":
-                    os.killpg(first.popen.pid, signal.SIGSTOP)
-                case "cut off":
-                    way.passes.clear()
-            source.execute("INSERT INTO orders VALUES (3)")
-            second.wait_until(lambda: copied(target) == [1, 2, 3])
-            seconds = time.monotonic() - began
-            print(f"{source.kind}, {fault}: {seconds:.1f} s")
-            assert seconds < SOON_SECONDS
-            way.passes.set()
-            if fault != "killed":
-                os.killpg(first.popen.pid, signal.SIGCONT)
-            assert first.wait() == (-signal.SIGKILL if fault == "killed" else 6), first.error_text()
-            source.execute("INSERT INTO orders VALUES (4)")
-            second.wait_until(lambda: copied(target) == [1, 2, 3, 4])
+        first = stack.enter_context(running(job, "--set", f"source.url={url}"))
+        first.wait_until(lambda: any(event.get("phase") == "stream" for event in first.events()))
+        second = stack.enter_context(running(job, "--standby"))
+        second.wait_until(lambda: waits_for_lease(source))
+        began = time.monotonic()
+        match fault:
+            case "killed":
+                os.killpg(first.popen.pid, signal.SIGKILL)
+            case "frozen":
+                os.killpg(first.popen.pid, signal.SIGSTOP)
+            case "cut off":
+                way.passes.clear()
+        source.execute("INSERT INTO orders VALUES (3)")
+        second.wait_until(lambda: copied(target) == [1, 2, 3])
+        seconds = time.monotonic() - began
+        print(f"{source.kind}, {fault}, {checkpoint}: {seconds:.1f} s")
+        assert seconds < SOON_SECONDS
+        way.passes.set()
+        if fault != "killed":
+            os.killpg(first.popen.pid, signal.SIGCONT)
+        assert first.wait() == (-signal.SIGKILL if fault == "killed" else 6), first.error_text()
+        source.execute("INSERT INTO orders VALUES (4)")
+        second.wait_until(lambda: copied(target) == [1, 2, 3, 4])
 
 
 def test_sigint_ends_it_also_if_a_shell_has_started_it_in_the_background(

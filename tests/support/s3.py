@@ -1,5 +1,6 @@
-"""An S3 server of this process: moto's, which answers one request at a time, so that its conditional puts are atomic."""
+"""An S3 server of this process: moto's, which handles one request at a time, so that its conditional puts are atomic."""
 
+import io
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,9 @@ Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 @contextmanager
 def s3_server(wrap: Callable[[Application], Application] = lambda application: application) -> Iterator[str]:
     """The `s3a://` URL of an empty bucket. `wrap` may put something between client and server."""
-    server = make_server("127.0.0.1", 0, wrap(DomainDispatcherApplication(create_backend_app)), threaded=False)
+    server = make_server(
+        "127.0.0.1", 0, wrap(_one_at_a_time(DomainDispatcherApplication(create_backend_app))), threaded=True
+    )
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}"
@@ -33,6 +36,20 @@ def s3_server(wrap: Callable[[Application], Application] = lambda application: a
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+def _one_at_a_time(application: Application) -> Application:
+    """A client that is frozen in the middle of a request does not hold up the others."""
+    lock = threading.Lock()
+
+    def handle(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        body = environ["wsgi.input"]
+        size = None if environ.get("wsgi.input_terminated") else int(environ.get("CONTENT_LENGTH") or 0)
+        environ["wsgi.input"] = io.BytesIO(body.read() if size is None else body.read(size))
+        with lock:
+            return list(application(environ, start_response))
+
+    return handle
 
 
 def account(url: str) -> dict[str, str]:
