@@ -49,7 +49,12 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
         return False  # such as a Delta table, which is set back by itself
     if job.mode == "full" or is_going_back(checkpoint, state):
         return False
-    written = sink.written(JobIdentity(state.job_uuid, state.job_name, checkpoint.take_owner()))
+    try:
+        written = sink.written(JobIdentity(state.job_uuid, state.job_name, checkpoint.take_owner()))
+    except (SinkError, OSError):
+        if not is_of_copies:
+            raise
+        return False  # the target's record is gone, too, or is another job's: then `error` says what to do
     committed = checkpoint.committed_epoch()
     if written is None or committed == 0 or written.last_epoch > committed:
         return False
