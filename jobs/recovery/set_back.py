@@ -16,7 +16,7 @@ from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import is_going_back, offset_from, recover_state
 from tidemark.jobs.recovery.readable_tables import find_readable
 from tidemark.jobs.recovery.rollback import Cut, cut_after, cut_before_all, forget_unwritten, require_no_moves
-from tidemark.jobs.sinks import sink_needs
+from tidemark.jobs.sinks import sink_identity, sink_needs
 from tidemark.jobs.tables.parking import leave_to_come_back
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.source import RegainsLog
@@ -54,7 +54,9 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     except (SinkError, OSError):
         if not is_of_copies:
             raise
-        return False  # the target's record is gone, too, or is another job's: then `error` says what to do
+        return False  # the target's record is gone, too: then `error` says what to do
+    if is_of_copies and (written is None or written.last_epoch == 0 or _is_elsewhere(checkpoint, job)):
+        return False  # nothing of the job is there: an emptied or another place, not an older state
     committed = checkpoint.committed_epoch()
     if written is None or committed == 0 or written.last_epoch > committed:
         return False
@@ -115,6 +117,11 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     told = f"{error.message} The target was set back to an older state." if is_of_copies else error.message
     events.note("warning", text=f"{told} {what}")
     return True
+
+
+def _is_elsewhere(checkpoint: Checkpoint, job: JobFile) -> bool:
+    known = checkpoint.sink_identity()
+    return known is not None and known.relocation(sink_identity(job.sink)) is not None
 
 
 def _cut_of(

@@ -183,16 +183,30 @@ def test_another_condition_is_refused_where_it_counts(source: Database, tmp_path
 # Locations
 
 
-def test_an_empty_folder_is_refused(files: Path, source: Database) -> None:
+@pytest.mark.parametrize("on_log_lost", ["stop", "resnapshot"])
+def test_an_empty_folder_is_refused(files: Path, source: Database, on_log_lost: str) -> None:
     source.execute("INSERT INTO orders VALUES (3, 'c')")
-    message = refused(SinkError, files, "sink.path=./elsewhere")
+    policy = f"source.on_log_lost={on_log_lost}"
+    message = refused(SinkError, files, "sink.path=./elsewhere", policy)
     assert "is not marked as written by this job" in message
     folder = files.parent
     assert f"The job was started with sink.path: {folder}/out, but now it is {folder}/elsewhere." in message
     assert not (folder / "elsewhere").exists()
     shutil.rmtree(folder / "out")
     (folder / "out").mkdir()
-    assert "was started with sink.path" not in refused(SinkError, files)
+    assert "was started with sink.path" not in refused(SinkError, files, policy)
+
+
+def test_an_older_copy_elsewhere_is_refused(files: Path, source: Database) -> None:
+    """It was not set back: the job file names another place."""
+    folder = files.parent
+    shutil.copytree(folder / "out", folder / "copy")
+    source.execute("CREATE TABLE later (id INT PRIMARY KEY)", "INSERT INTO orders VALUES (3, 'c')")
+    run_epochs(files)
+    shutil.rmtree(folder / "copy" / f"{source.name}.items")
+    with pytest.raises(SinkError, match="is not marked as written by this job") as caught:
+        run_epochs(files, "sink.path=./copy", "source.on_log_lost=resnapshot", "source.on_table_error=stop")
+    assert f"The job was started with sink.path: {folder}/out, but now it is {folder}/copy." in caught.value.message
 
 
 def test_a_folder_that_was_moved_whole_goes_on(files: Path, source: Database) -> None:
@@ -207,10 +221,17 @@ def test_one_tables_lost_mark_is_refused(files: Path, source: Database) -> None:
     assert (f"{source.name}.items: " in message, f"{source.name}.orders: " in message) == (True, False)
 
 
-def test_another_database_is_refused(mirror: Path, source: Database, target: Database) -> None:
+@pytest.mark.parametrize("is_of_another_job", [False, True])
+def test_another_database_is_refused(
+    mirror: Path, source: Database, target: Database, tmp_path: Path, is_of_another_job: bool
+) -> None:
     source.execute("INSERT INTO orders VALUES (3, 'c')")
     with fresh_database(target.server) as other:
-        message = refused(SinkError, mirror, f"sink.url={other.url}")
+        if is_of_another_job:
+            (tmp_path / "other").mkdir()
+            sink = {"type": "mirror", "url": other.url, "table": "other_{table}"}
+            run_epochs(write_job(tmp_path / "other", source=source_of(source), sink=sink))
+        message = refused(SinkError, mirror, f"sink.url={other.url}", "source.on_log_lost=resnapshot")
         assert "is not marked as written by this job" in message
         assert f"/{other.name}." in message
     assert run_epochs(mirror) == ["stream"]
