@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -32,6 +32,8 @@ MAX_DIFFERENCES = 10_000
 RANGES_WITHOUT_SPARK = 64
 """The command's process looks at so many ranges of a table before Spark is started for the others."""
 RANGES_OF_A_TASK = 4
+MAX_UNLISTED_LOOKS = 10
+"""So often a range is looked at again of which not all surplus rows could be listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +145,14 @@ class TableComparison:
         sides, result = self._sides, self.result
         sides.progress.require_complete(self._look.schema)
         suspects: Suspects = {}
+        unlisted: set[int] = set()
         with sides.reading(self._look.schema) as reader, sides.sink.comparable(self._look.output) as comparison:
             with self._look.opened(reader, comparison) as looks, closing(self._first_looks(looks)) as first_looks:
                 for found in first_looks:
                     result.rows += found.row_count
                     _suspect(suspects, found.number, found.pairs)
+                    if not found.all_listed:
+                        unlisted.add(found.number)
                     self._watcher.ranges(found.number + 1, result.rows)
                     if sum(map(len, suspects.values())) > MAX_SUSPECTS:
                         looks.wait()
@@ -156,9 +161,13 @@ class TableComparison:
                     if result.cut:
                         break
                 if self._keeps_keys and not result.cut:
-                    _suspect(suspects, EVERYWHERE, looks.copy.surplus_of_all(MAX_SURPLUS))
+                    surplus = looks.copy.surplus_of_all(MAX_SURPLUS)
+                    _suspect(suspects, EVERYWHERE, surplus)
+                    if len(surplus) == MAX_SURPLUS:
+                        unlisted.add(EVERYWHERE)
                 looks.copy.close()
             self._judge(reader, comparison, suspects)
+            self._judge_unlisted(reader, comparison, unlisted)
         sides.progress.require_complete(self._look.schema)
         return result
 
@@ -258,27 +267,55 @@ class TableComparison:
                 if len(self.result.examples) < self._sides.examples:
                     self.result.examples.append(Example(verdict.value, key))
 
+    def _judge_unlisted(self, reader: SplitReading, comparison: Comparisons, unlisted: set[int]) -> None:
+        """Judges surplus rows that the looks at some ranges have not listed, because there were too many. That many are no
+        differences (else the comparison was cut), so the job had not come to where they were deleted."""
+        result = self.result
+        if self._sides.job.sink.on_schema_change.truncate == "ignore":  # they are none there
+            return
+        looks = 0
+        while unlisted and not result.cut and not result.behind:
+            suspects: Suspects = {}
+            found, unlisted = self._looked(reader, comparison, unlisted, None)
+            for number, pairs in found.items():
+                _suspect(suspects, number, pairs)
+            looks += 1
+            if unlisted and looks == MAX_UNLISTED_LOOKS:
+                result.behind += sum(map(len, suspects.values()))
+                return
+            self._judge(reader, comparison, suspects)
+
     def _look_again(
         self, reader: SplitReading, comparison: Comparisons, suspects: Suspects
     ) -> tuple[dict[Key, Pair], bool]:
         """Returns what differs now among the suspects, and whether that is all."""
         wanted = {key for of_range in suspects.values() for key in of_range}
-        everywhere = bool(suspects.get(EVERYWHERE))
-        found: dict[Key, Pair] = {}
-        all_listed = True
+        numbers = {number for number, of_range in suspects.items() if of_range}
+        found, unlisted = self._looked(reader, comparison, numbers, wanted)
+        return {pair.key: pair for pairs in found.values() for pair in pairs if pair.key in wanted}, not unlisted
+
+    def _looked(
+        self, reader: SplitReading, comparison: Comparisons, numbers: Collection[int], wanted: set[Key] | None
+    ) -> tuple[dict[int, list[Pair]], set[int]]:
+        """Looks at the ranges with these numbers, EVERYWHERE for all. Returns the pairs by number, and the numbers of which not
+        all surplus rows are listed. `wanted`: only these keys."""
+        everywhere = EVERYWHERE in numbers
+        found: dict[int, list[Pair]] = {}
+        unlisted: set[int] = set()
         with self._look.opened(reader, comparison, wanted) as looks:
             for each in self._ranges:
-                if not everywhere and not suspects.get(each.number):
+                if not everywhere and each.number not in numbers:
                     continue
                 look = looks.at(each, keeps_keys=everywhere and not self._look.has_own_surplus(each))
-                all_listed = all_listed and look.all_listed
-                found |= {pair.key: pair for pair in look.pairs if pair.key in wanted}
+                found[each.number] = look.pairs
+                if not look.all_listed:
+                    unlisted.add(each.number)
             if everywhere:
-                surplus = looks.copy.surplus_of_all(MAX_SURPLUS)
-                all_listed = all_listed and len(surplus) < MAX_SURPLUS
-                found |= {pair.key: pair for pair in surplus if pair.key in wanted}
+                found[EVERYWHERE] = looks.copy.surplus_of_all(MAX_SURPLUS)
+                if len(found[EVERYWHERE]) == MAX_SURPLUS:
+                    unlisted.add(EVERYWHERE)
             looks.copy.close()
-        return found, all_listed
+        return found, unlisted
 
 
 def _suspect(suspects: Suspects, number: int, pairs: list[Pair]) -> None:

@@ -506,6 +506,42 @@ def test_many_surplus_rows_end_the_comparison_of_a_table(
     assert results["customers"].differences == 0
 
 
+@pytest.mark.parametrize(
+    ("table", "surplus", "key"),
+    [("orders", "(id, uid, version) VALUES (1000, 1000, 1)", "1000"), ("customers", "VALUES ('zz', 1000, 1)", "zz")],
+    ids=["by ranges", "as a whole"],
+)
+def test_a_surplus_row_is_found_beside_more_rows_than_a_look_lists(
+    mysql_database: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    table: str,
+    surplus: str,
+    key: str,
+) -> None:
+    """The job has not come to where these were deleted when the first look finds them."""
+    source, target = mysql_database, postgres_database
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(source, target, tmp_path, snapshot={"split_rows": 1000, "parallelism": 2})
+    run_epochs(job)
+    target.execute(f"INSERT INTO copy_{table} {surplus}")
+    source.execute(f"DELETE FROM {table} ORDER BY uid LIMIT 100")
+    monkeypatch.setattr(range_looks, "MAX_SURPLUS", 50)
+    monkeypatch.setattr(table_comparison, "MAX_SURPLUS", 50)
+    listed: list[int] = []
+
+    class CatchingUp(Silent):
+        def looking(self, suspects: int, look: int) -> None:
+            listed.append(suspects)
+            run_epochs(job)
+
+    (result,) = reconcile_tables(load_job_file(job), [TableName(source.schema, table)], watch=lambda _: CatchingUp())
+    assert listed[0] == 50
+    assert (result.counts, result.behind, result.cut) == ({Verdict.SURPLUS: 1}, 0, False)
+    assert [example.key for example in result.examples] == [(key,)]
+
+
 @pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.every_server)])
 def test_the_server_compares_a_copy_whose_reading_breaks(
     kind: str,
