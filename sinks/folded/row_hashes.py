@@ -117,6 +117,7 @@ def _mixed(before: Int, word: Int) -> Int:
     lane = word * _P2
     lane = ((lane << np.uint64(31)) | (lane >> np.uint64(33))) * _P1
     both = before ^ lane
+    both ^= both >> np.uint64(29)  # else a difference in the highest bit stays one, whatever the seed
     return ((both << np.uint64(27)) | (both >> np.uint64(37))) * _P1 + _P4
 
 
