@@ -10,10 +10,10 @@ is sorted, and the arrays are read from disk where rows are looked up.
 
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from tidemark.sinks.comparing import Key
 from tidemark.sinks.folded.hashed_rows import HashedRows, together
 from tidemark.sinks.folded.hashing import key_names
 from tidemark.state.change_batch import ChangeType
+from tidemark.state.errors import SinkError
 from tidemark.state.table import TableSchema
 
 MAX_ROWS = 4 << 20
@@ -223,25 +224,41 @@ class _Buckets:
             records = np.empty(len(part), self._kinds)
             for (name, _), array in zip(self._kinds, part.arrays, strict=True):
                 records[name] = array
-            with self._bucket(bucket).open("ab") as file:
-                records.tofile(file)
+            with self._with_room(), self._bucket(bucket).open("ab") as file:
+                _write(file, records)
 
     def sorted(self) -> HashedRows:
         """Returns the last change of each key, as arrays on disk."""
         names = [name for name, _ in self._kinds]
-        with ExitStack() as stack:
+        with self._with_room(), ExitStack() as stack:
             columns = [stack.enter_context(self._column(name).open("xb")) for name in names]
             for bucket in range(1 << _BUCKET_BITS):
                 records = np.fromfile(self._bucket(bucket), np.dtype(self._kinds))
                 self._bucket(bucket).unlink()
                 rows = HashedRows.of_arrays([np.ascontiguousarray(records[name]) for name in names], KEY_COLUMNS)
                 for column, array in zip(columns, rows.newest().arrays, strict=True):
-                    array.tofile(column)
+                    _write(column, array)
         arrays = [np.memmap(self._column(name), kind, "r") for name, kind in self._kinds]
         return HashedRows.of_arrays(arrays, KEY_COLUMNS)
+
+    @contextmanager
+    def _with_room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SinkError(
+                f"A table can't be compared: hashes of its keys can't be kept: {error.strerror or error}.",
+                f"Check that there is space in {self.folder.parent} (TMPDIR).",
+            ) from error
 
     def _bucket(self, number: int) -> Path:
         return self.folder / f"keys-{number}"
 
     def _column(self, name: str) -> Path:
         return self.folder / f"column-{name}"
+
+
+def _write(file: IO[bytes], array: npt.NDArray[Any]) -> None:
+    """Writes all bytes, or raises OSError: `ndarray.tofile` passes over those that the file can't take when it is closed."""
+    if len(array):
+        file.write(np.ascontiguousarray(array).view(np.uint8).data)
