@@ -1,6 +1,7 @@
 """Rows are known again by two hashes of their keys, also if many keys have one first hash, and if the rows are on disk."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from tidemark.sinks.folded import hashed_rows, rows_by_key
 from tidemark.sinks.folded.hashed_rows import Ordinals
 from tidemark.sinks.folded.hashing import RowHashing
 from tidemark.sinks.folded.rows_by_key import RowsByKey, SeenKeys, places_of
+from tidemark.state.errors import SinkError
 from tidemark.state.table import Column, TableId, TableSchema
 
 SEED = 0x5EED
@@ -76,3 +78,25 @@ def test_rows_in_memory_and_on_disk_are_the_same(
     rows.settle()
     assert rows.among(expected).version.tolist() == [4]
     assert len(rows.others(seen, 100)) == 0
+
+
+@pytest.mark.parametrize("name", ["keys-*", "column-*"])
+def test_a_full_disk_is_told(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost hashes would let equal rows be called different."""
+    monkeypatch.setattr(rows_by_key, "MAX_ROWS", 3)
+    opened = Path.open
+
+    def on_full_device(self: Path, *arguments: Any) -> Any:
+        return opened(Path("/dev/full"), "ab") if self.match(name) else opened(self, *arguments)
+
+    monkeypatch.setattr(Path, "open", on_full_device)
+    rows = RowsByKey(SCHEMA, SEED, tmp_path)
+
+    def fill() -> None:
+        for changes in CHANGES:
+            rows.add(hashed(1, changes))
+        rows.settle()
+
+    with pytest.raises(SinkError, match="No space left on device") as error:
+        fill()
+    assert error.value.remedy == f"Check that there is space in {tmp_path.parent} (TMPDIR)."
