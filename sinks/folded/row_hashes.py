@@ -4,8 +4,9 @@ Equal values have equal hashes. -0 and 0 are two values, all NaN are one, and NU
 Different rows have the same hash with a probability of 2**-64. Each comparison draws a `seed` of its own: what one does not
 see by chance, the next one sees.
 
-Each eight bytes are mixed into the hash of what came before, as XXH64 mixes them (https://xxhash.com). DuckDB's own hash is not
-taken: it is the same for texts that differ in the highest bits of their bytes 8 and 16, and for NULL and an empty list.
+Each eight bytes are mixed into the hash of what came before, as XXH64 mixes them (https://xxhash.com), with one shift more.
+Without it some rows have one hash with every seed. DuckDB's own hash is not taken: it is the same for texts that
+differ in the highest bits of their bytes 8 and 16, and for NULL and an empty list.
 """
 
 from collections.abc import Sequence
