@@ -744,12 +744,17 @@ class Checkpoint:
         return self.store.read(partitions_file(kept.name)) is not None
 
     def forget_partitions(self) -> None:
-        """Removes those that no plan names."""
+        """Removes those that no plan names. A driver that was frozen must not remove those of later drivers, whose plans may
+        come after their looks: so the plans are read after the looks are listed, and nothing is removed after a take-over."""
+        there = self.store.list(PARTITIONS_FOLDER)
         plans = (self.plan(epoch).partitions for epoch in self.plan_epochs())
         named = {partitions_file(kept.name) for kept in plans if kept is not None}
-        for known in self.store.list(PARTITIONS_FOLDER):
-            if known not in named:
-                self.store.delete(known)
+        for known in there:
+            if known in named:
+                continue
+            if self.newest_owner() > self.driver:
+                return
+            self.store.delete(known)
 
     def committed_epoch(self) -> int:
         """The last epoch of which the sink has everything, 0 before the first. The newest planned epoch is committed if it is

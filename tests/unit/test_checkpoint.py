@@ -16,7 +16,7 @@ from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import CheckpointError, JobHeldError
 from tidemark.state.job_state import Altered, JobState, Joined, Left
 from tidemark.state.key_rereads import KeyReread
-from tidemark.state.partitions import Partitions, WatchedTable
+from tidemark.state.partitions import KeptPartitions, Partitions, WatchedTable
 from tidemark.state.position import BinlogPosition, WalPosition
 from tidemark.state.signals import Answer, Signal
 from tidemark.state.table import TableId, TableSchema
@@ -324,6 +324,60 @@ def test_a_driver_that_writes_a_record_as_another_one_takes_over_stops(tmp_path:
     with pytest.raises(JobHeldError):
         replace(first, store=Taking(str(tmp_path / "checkpoint"))).create_left(before, LEFT)
     assert second.left_before() == list(LEFT), "it was there at the take-over"
+
+
+WATCHED = WatchedTable(TableId("public", "orders"), 1)
+
+
+@pytest.mark.parametrize("plans_at_once", [True, False])
+def test_a_frozen_driver_that_removes_looks_leaves_those_of_its_successor(
+    tmp_path: Path, *, plans_at_once: bool
+) -> None:
+    """It freezes before one of its steps. Another driver looks at the tables meanwhile, and plans at once or later."""
+
+    class Freezing(LocalStore):
+        steps = 0
+
+        def step(self) -> None:
+            self.steps += 1
+            if self.steps == freezes_at:
+                kept.append(take_over())
+
+        def list(self, prefix: str) -> list[str]:
+            self.step()
+            return super().list(prefix)
+
+        def read(self, name: str) -> pa.Buffer | None:
+            self.step()
+            return super().read(name)
+
+        def delete(self, name: str) -> None:
+            self.step()
+            super().delete(name)
+
+    def take_over() -> KeptPartitions:
+        successor.take_owner()
+        look = successor.keep_partitions(Partitions(3, (replace(WATCHED, oid=3),)))
+        if plans_at_once:
+            successor.create_plan(replace(LOG_PLAN, partitions=look))
+        return look
+
+    freezes_at, steps = 0, 1
+    while freezes_at <= steps:
+        folder = tmp_path / str(freezes_at)
+        folder.mkdir()
+        frozen, successor = drivers(folder, 2)
+        frozen.take_owner()
+        old = frozen.keep_partitions(Partitions(1, (replace(WATCHED, oid=1),)))
+        used = frozen.keep_partitions(Partitions(2, (replace(WATCHED, oid=2),)))
+        frozen.create_plan(replace(SNAPSHOT_PLAN, partitions=used))
+        store, kept = Freezing(str(folder / "checkpoint")), list[KeptPartitions]()
+        replace(frozen, store=store).forget_partitions()
+        assert len(kept) == (0 < freezes_at <= store.steps)
+        assert successor.has_partitions(used)
+        assert all(successor.has_partitions(look) for look in kept), freezes_at
+        assert freezes_at or not successor.has_partitions(old)
+        freezes_at, steps = freezes_at + 1, max(steps, store.steps)
 
 
 def error_of(checkpoint: Checkpoint) -> str:
