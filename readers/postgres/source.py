@@ -434,7 +434,7 @@ class FoundPostgres(FoundTables):
         unidentified = self._wait_for_unidentified(tables)
         forget_kept_log(self.connection, job.slot)
         end, is_new = log_end(self.connection), not slot_exists(self.connection, job.slot)
-        kept_from = create_slot(self.connection, job.slot)
+        kept_from = create_slot(self.connection, job.slot, needs_older_log=job.mode == "incremental")
         now = WalPosition(max(end.lsn, kept_from.lsn))
         start = self._wanted_start(kept_from, now)
         if start.lsn < end.lsn and not is_new:

@@ -1,5 +1,6 @@
 """The source has lost the log that a job needs: all tables are read again (docs/adr/0030)."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -284,7 +285,7 @@ def in_data_folder(database: Database, commands: str) -> None:
 
 
 def slot_file(database: Database, slot: str, position: str = "restart_lsn") -> str:
-    """The file of the log that has a position of the slot."""
+    """The file of the log that has a position, by default the slot's first one."""
     found = database.query(
         f"SELECT pg_walfile_name({position}) FROM pg_replication_slots WHERE slot_name = %s", (slot,)
     )
@@ -322,21 +323,96 @@ def test_a_slot_whose_log_is_gone_though_the_server_does_not_say_so(
         assert_copied(tmp_path / "out", source)
 
 
-def test_a_file_in_the_middle_of_the_log_is_gone(own_postgres: Server, tmp_path: Path) -> None:
-    """The slot's own file is there, and the next one is not. A slot that has only what is behind it reads nothing of it."""
+def lose_middle_of_log(database: Database) -> None:
+    """Removes a file of the log that the slot needs. The slot's own file is there."""
+    next_file(database)
+    database.execute(*UPDATE_ALL)
+    lost = slot_file(database, database.name, "pg_current_wal_insert_lsn()")
+    next_file(database)
+    assert slot_file(database, database.name) < lost
+    in_data_folder(database, f"rm pg_wal/{lost}")
+    database.execute("DELETE FROM orders WHERE id = 8", *UPDATE_ALL)
+
+
+def slot_begins(database: Database) -> int:
+    """The position of the slot's first record."""
+    found = database.query(
+        "SELECT (restart_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = %s", (database.name,)
+    )
+    return int(found[0][0])
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_file_in_the_middle_of_the_log_is_gone(own_postgres: Server, tmp_path: Path, *, is_running: bool) -> None:
+    """Each query about the slot's log reads from before the gap. So the slot is replaced, and rows are read once."""
     with fresh_database(own_postgres) as source:
         create_tables(source, rows=60, uids=Uids())
         job = job_of(source, tmp_path)
         run_epochs(job)
-        next_file(source)
         source.execute(*UPDATE_ALL)
-        ((lost,),) = source.query("SELECT pg_walfile_name(pg_current_wal_insert_lsn())")
-        next_file(source)
+        if is_running:
+            die_at(job, "planner.after_plan")
+        for _ in range(2):
+            before = slot_begins(source)
+            lose_middle_of_log(source)
+            notes = Notes()
+            run_epochs(job, *SOON, notes=notes)
+            assert sum("the rows of all tables are read again" in text for text in warnings(notes)) == 1
+            assert slot_begins(source) > before
+            assert_copied(tmp_path / "out", source)
+            source.execute(*UPDATE_ALL)
+            assert run_epochs(job) == ["stream"]
+            assert_copied(tmp_path / "out", source)
+
+
+@pytest.mark.servers_in_turn("own_postgres")
+def test_a_file_is_gone_that_only_an_old_transaction_needs(own_postgres: Server, tmp_path: Path) -> None:
+    """The job has read all log, and its slot is at the log's end. But the slot begins before the gap."""
+    with fresh_database(own_postgres) as source:
+        create_tables(source, rows=60, uids=Uids())
+        source.execute("CREATE TABLE apart (id INT)")
+        job = job_of(source, tmp_path, exclude_tables=["public.apart"])
+        run_epochs(job)
+        old = source.connect()
+        old.autocommit = False
+        with contextlib.closing(old), old.cursor() as cursor:
+            cursor.execute("INSERT INTO apart VALUES (1)")
+            next_file(source)
+            source.execute(*UPDATE_ALL)
+            lost = slot_file(source, source.name, "pg_current_wal_insert_lsn()")
+            next_file(source)
+            run_epochs(job)
+            source.query("SELECT pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (source.name,))
+            old.commit()
+        assert slot_file(source, source.name) < lost < slot_file(source, source.name, "confirmed_flush_lsn")
         in_data_folder(source, f"rm pg_wal/{lost}")
-        source.execute("DELETE FROM orders WHERE id = 8", *UPDATE_ALL)
-        with pytest.raises(LogPositionLostError, match="no longer has the log") as caught:
-            run_epochs(job, *SOON)
-        assert caught.value.exit_code == 4
+        notes = Notes()
+        run_epochs(job, *SOON, notes=notes)
+        assert sum("the rows of all tables are read again" in text for text in warnings(notes)) == 1
+        source.execute(*UPDATE_ALL)
+        assert run_epochs(job) == ["stream"]
+        assert_copied(tmp_path / "out", source)
+
+
+@pytest.mark.servers_in_turn("own_postgres")
+@pytest.mark.parametrize(
+    "point", ["log.lost", "slot.dropped", "tables.before_joined", "tables.after_joined", "planner.after_plan"]
+)
+def test_the_job_dies_while_it_replaces_a_slot_whose_log_has_a_gap(
+    own_postgres: Server, tmp_path: Path, point: str
+) -> None:
+    with fresh_database(own_postgres) as source:
+        create_tables(source, rows=60, uids=Uids())
+        job = job_of(source, tmp_path)
+        run_epochs(job)
+        lose_middle_of_log(source)
+        die_at(job, point, *SOON)
+        source.execute(*UPDATE_ALL, "DELETE FROM order_lines WHERE line_no = 1")
+        run_epochs(job, *SOON)
+        assert_copied(tmp_path / "out", source)
+        source.execute(*UPDATE_ALL)
+        assert run_epochs(job) == ["stream"]
+        assert_copied(tmp_path / "out", source)
 
 
 def test_a_slot_is_put_back_whose_log_is_gone_and_copies_of_it_have_all(own_postgres: Server, tmp_path: Path) -> None:

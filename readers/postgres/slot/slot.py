@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg2
 import psycopg2.errors
@@ -37,15 +37,20 @@ from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot import open_transactions as waits
 from tidemark.readers.postgres.slot.log_source import ConnectionLostError, let_replicate
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.failpoints import failpoint
 from tidemark.state.log_extent import WalExtent
 from tidemark.state.position import WalPosition
 from tidemark.state.remedies import START_OVER, START_OVER_NOW
+
+Answer = TypeVar("Answer")
 
 FAILOVER_MAJOR = 17
 """The first version whose standbys keep copies of logical slots."""
 _POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 2.0
 """How long the planner lets another reader of the job's slot go on. Then it ends it."""
+READER_SECONDS = 30.0
+"""How long another reader of the job's slot is waited for."""
 FLUSH_SECONDS = 60.0
 _UNASKED_FLUSH_SECONDS = 0.5
 _FLUSH_POLL_SECONDS = 0.02
@@ -91,10 +96,13 @@ MAKE_ROOM_FOR_SLOT = (
 _ONE_JOB = "Stop whoever reads from it: a slot belongs to one job."
 
 
-def create_slot(connection: Connection, slot: str) -> WalPosition:
+def create_slot(connection: Connection, slot: str, *, needs_older_log: bool = True) -> WalPosition:
     """Creates the slot unless it exists. Replaces one that the server has invalidated, or whose log is gone, because nobody can
     read it any more. Returns the position from which it has the log. Every transaction that commits before that position is
     visible to every snapshot taken after the call.
+
+    `needs_older_log` False: the log is read from its present end on. So the slot is moved there, and is replaced if a file of
+    the log in between is gone: each query about the log would begin before it.
 
     The publication must exist already: it must be older than the log that is read through it. The connection must be in
     autocommit mode. Raises SourceNotUsableError.
@@ -102,8 +110,11 @@ def create_slot(connection: Connection, slot: str) -> WalPosition:
     found = _find(connection, slot)
     if found is not None and not _is_lost(found):
         _check_kind(found, slot)
-    if found is not None and (_is_lost(found) or lacks_log(connection, slot)):
+    if found is not None and (
+        _is_lost(found) or lacks_log(connection, slot) or (not needs_older_log and not _moved_to_end(connection, slot))
+    ):
         drop_slot(connection, slot)
+        failpoint("slot.dropped")
         found = None
     if found is None:
         _create(connection, slot)
@@ -112,6 +123,24 @@ def create_slot(connection: Connection, slot: str) -> WalPosition:
             raise SourceNotUsableError(f"The slot {slot} disappeared while it was created.", "Run the job again.")
     waits.wait_for_open_transactions(connection)
     return WalPosition(int(found["confirmed"]))
+
+
+def _moved_to_end(connection: Connection, slot: str) -> bool:
+    """Moves the slot to the log's end, for which the server reads all log that the slot has. Returns False if a file of it is
+    gone, or the slot. Raises SourceNotUsableError if somebody else keeps reading from the slot."""
+    end, began = log_end(connection), time.monotonic()
+    reads = f"The server reads the log that the slot {slot} has kept, to move the slot to its end."
+    try:
+        while (found := _find(connection, slot)) is not None and int(found["confirmed"]) <= end.lsn:
+            if found["active"]:
+                _let_end(connection, slot, _in_use(slot, found), time.monotonic() - began, READER_SECONDS)
+            elif _wait_telling(connection, partial(_advance, connection, slot, end), reads):
+                break
+    except psycopg2.Error as exc:
+        if is_removed_log(exc):
+            return False
+        raise
+    return found is not None
 
 
 def check_slot(
@@ -124,13 +153,17 @@ def check_slot(
     if until is not None:
         _check_end(connection, found, until)
     if found["active"]:
-        raise ConnectionLostError(
-            f"the slot {slot_source.slot} is in use by process {found['active_pid']} ({found['holder'] or 'unknown'})"
-        )
+        raise _in_use(slot_source.slot, found)
+
+
+def _in_use(slot: str, found: dict[str, Any]) -> ConnectionLostError:
+    return ConnectionLostError(
+        f"the slot {slot} is in use by process {found['active_pid']} ({found['holder'] or 'unknown'})"
+    )
 
 
 def require_slot(
-    connection: Connection, slot_source: SlotSource, position: WalPosition, *, seconds: float = 30.0
+    connection: Connection, slot_source: SlotSource, position: WalPosition, *, seconds: float = READER_SECONDS
 ) -> None:
     """Checks the slot as `check_slot` does, for the planner, which has the job's lease: waits for another reader of the
     slot, then raises SourceNotUsableError. If the reader is one of Tidemark's and does not end soon, its session is ended:
@@ -140,14 +173,21 @@ def require_slot(
         try:
             check_slot(connection, slot_source, position)
         except ConnectionLostError as exc:
-            waited_seconds = time.monotonic() - began
-            if waited_seconds > PATIENCE_SECONDS:
-                end_own_reader(connection, slot_source.slot)
-            if waited_seconds > seconds:
-                raise SourceNotUsableError(f"The source's log can't be read: {exc}.", _ONE_JOB) from exc
-            time.sleep(_POLL_SECONDS)
+            _let_end(connection, slot_source.slot, exc, time.monotonic() - began, seconds)
         else:
             return
+
+
+def _let_end(
+    connection: Connection, slot: str, reader: ConnectionLostError, waited_seconds: float, seconds: float
+) -> None:
+    """Waits a little for another reader of the slot, and after a while ends it if it is one of Tidemark's. Raises
+    SourceNotUsableError if that has lasted for `seconds`."""
+    if waited_seconds > PATIENCE_SECONDS:
+        end_own_reader(connection, slot)
+    if waited_seconds > seconds:
+        raise SourceNotUsableError(f"The source's log can't be read: {reader}.", _ONE_JOB) from reader
+    time.sleep(_POLL_SECONDS)
 
 
 def end_own_reader(connection: Connection, slot: str) -> None:
@@ -327,8 +367,11 @@ def advance_slot(connection: Connection, slot: str, position: WalPosition) -> bo
     found = _find(connection, slot)
     if found is not None and int(found["confirmed"]) >= position.lsn:
         return True
-    if found is None or found["active"]:
-        return False
+    return found is not None and not found["active"] and _advance(connection, slot, position)
+
+
+def _advance(connection: Connection, slot: str, position: WalPosition) -> bool:
+    """Returns False if somebody reads from the slot."""
     try:
         _one(connection, "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", slot, str(position))
     except psycopg2.Error as exc:
@@ -438,13 +481,13 @@ def _create_on_standby(connection: Connection, create: Callable[[], object]) -> 
             return
 
 
-def _wait_telling(connection: Connection, query: Callable[[], object], text: str) -> None:
+def _wait_telling(connection: Connection, query: Callable[[], Answer], text: str) -> Answer:
     """Runs the query in a thread, and tells `text` if it takes long. An interrupt ends the query."""
-    wait, failed = LongWait(), list[BaseException]()
+    wait, failed, found = LongWait(), list[BaseException](), list[Answer]()
 
     def run() -> None:
         try:
-            query()
+            found.append(query())
         except BaseException as error:  # noqa: BLE001  raised below
             failed.append(error)
 
@@ -460,6 +503,7 @@ def _wait_telling(connection: Connection, query: Callable[[], object], text: str
         raise
     if failed:
         raise failed[0]
+    return found[0]
 
 
 def require_own_standby(connection: Connection, slot: str) -> None:
