@@ -142,15 +142,6 @@ def rolled_back_from(state: JobState, now: EnumeratorState) -> list[tuple[Positi
     return [(position, known) for position, known in found if position.order >= here.order]
 
 
-def read_at_us(checkpoint: Checkpoint, position: Position) -> int | None:
-    """Returns the time of the last transaction that the job has read before the position, microseconds since 1970. None if no
-    report that is kept says."""
-    for epoch in sorted(checkpoint.plan_epochs(), reverse=True):
-        if checkpoint.has_log_report(epoch) and (report := checkpoint.log_report(epoch)).end == position:
-            return report.end_timestamp_us
-    return None
-
-
 def needed_log(now: EnumeratorState, state: JobState) -> list[Position]:
     """Returns the positions that the source's log must have. The job needs it from the first of them on."""
     restarts = [joined.start for joined in state.joined[now.joined :] if joined.restarts]

@@ -325,11 +325,10 @@ class TakesConditions(Protocol):
 class FindsPlace(Protocol):
     """A FoundSource that can find in its log what a job has read on another server."""
 
-    def same_place(self, state: JobState, position: Position, read_us: int | None = None) -> Position:
+    def same_place(self, state: JobState, position: Position) -> Position:
         """Returns the position in this server's log up to which the log has exactly the transactions of the job's tables that
-        the other server's log has up to `position`. `read_us`: the time of the last transaction there, None if it is not known:
-        by it a server may tell others that have the same numbers. Raises LogPositionLostError, with the reason, if there is
-        none, and SourceUnavailableError if this server may still get them."""
+        the other server's log has up to `position`. Raises LogPositionLostError, with the reason, if there is none, and
+        SourceUnavailableError if this server may still get them."""
 
     def is_related(self, state: JobState, position: Position) -> bool:
         """True if this server has transactions that the other one had before `position`: it is a copy of it, however old."""
@@ -349,9 +348,7 @@ class FindsLost(FindsPlace, Protocol):
     def lost(self, state: JobState, position: Position) -> LostTransactions | None:
         """Returns those before a position of the other server's log, None if there are none or it can't be told."""
 
-    def place_without(
-        self, state: JobState, since: Position, position: Position, lost: LostTransactions, read_us: int | None = None
-    ) -> Position:
+    def place_without(self, state: JobState, since: Position, position: Position, lost: LostTransactions) -> Position:
         """Returns what `same_place` does, but without the lost transactions. They all are between `since` and `position`. May
         return the place of `since` instead: the caller reads all rows again that the job has found changed after it."""
 

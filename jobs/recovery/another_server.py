@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from tidemark.conf.model import JobFile
 from tidemark.enumerator.enumerator import join
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.recovered_state import highs_so_far, offset_from, read_at_us, recover_state, rolled_back_from
+from tidemark.jobs.recovered_state import highs_so_far, offset_from, recover_state, rolled_back_from
 from tidemark.jobs.recovery.lost_transactions import LostRows, find_lost_rows, read_lost_rows, unwritten
 from tidemark.jobs.recovery.proven_log import require_known_log
 from tidemark.jobs.recovery.readable_tables import find_readable
@@ -228,7 +228,7 @@ def _in_same_log(
         changed = look.changed & leaving
     _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
     copied = [_rolled_back_place(job, state, found, places, position, known) for position, known in _copied(state, now)]
-    start = places.same_place(state, now.position, read_at_us(checkpoint, now.position))
+    start = places.same_place(state, now.position)
     if start == now.position:  # of the same log
         require_known_log(found, state, start, now.known_log)
     rolled_back_from, rolled_back_log = max(copied, key=lambda place: place[0].order, default=(None, None))
@@ -265,7 +265,7 @@ def _rolled_back_place(
     if isinstance(places, SharesLog) and position.order > (until := places.shared_until(state)).order:
         raise LogPositionLostError(f"{what} The two servers' logs begin to differ at {until}.", START_OVER_NOW)
     try:
-        place = places.same_place(state, position, read_at_us(Checkpoint.at(job.checkpoint), position))
+        place = places.same_place(state, position)
         require_known_log(found, state, place, known)
     except LogPositionLostError as lost:
         raise LogPositionLostError(f"{what} {lost.message}", lost.remedy) from lost

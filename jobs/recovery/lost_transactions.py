@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.repair import MAX_RANGES, has_own_key
-from tidemark.jobs.recovered_state import read_at_us
 from tidemark.jobs.recovery.proven_log import require_known_log
 from tidemark.jobs.signals.repairs import RowsReading, await_visible, same_columns
 from tidemark.jobs.sinks import sink_needs
@@ -90,9 +89,7 @@ def find_lost_rows(
     if since is None:
         return None
     try:
-        place = places.place_without(
-            state, since.position, now.position, lost, read_at_us(search.checkpoint, now.position)
-        )
+        place = places.place_without(state, since.position, now.position, lost)
         require_known_log(found, state, since.position, since.known_log)
     except LogPositionLostError:
         return None

@@ -274,7 +274,7 @@ class FoundMySql(FoundTables):
             if position.begun is not None and (found := file_begun(self._log(), position.file)) != position.begun:
                 raise different_log(position.file, position.begun, found)
 
-    def same_place(self, state: JobState, position: Position, read_us: int | None = None) -> BinlogPosition:
+    def same_place(self, state: JobState, position: Position) -> BinlogPosition:
         """`tidemark.readers.source.FindsPlace`: by GTIDs."""
         position, positions = binlog_position(position), self._positions()
         wanted = positions.known_gtids(position)
@@ -288,7 +288,7 @@ class FoundMySql(FoundTables):
             )
         if wanted is not None and self.info.is_replica:
             _await_transactions(positions, wanted)
-        place = positions.same_place(position, {schema.table: schema for schema in state.schemas}, read_us=read_us)
+        place = positions.same_place(position, {schema.table: schema for schema in state.schemas})
         return self._with_file_start(place)
 
     def lost(self, state: JobState, position: Position) -> "LostGtids | None":
@@ -298,12 +298,7 @@ class FoundMySql(FoundTables):
         return LostGtids(lost, positions) if lost.intervals else None
 
     def place_without(
-        self,
-        state: JobState,
-        since: Position,
-        position: Position,
-        lost: LostTransactions,
-        read_us: int | None = None,
+        self, state: JobState, since: Position, position: Position, lost: LostTransactions
     ) -> BinlogPosition:
         """`tidemark.readers.source.FindsLost`. The place of `since` proves that both servers' logs are of one topology. On
         MariaDB it is returned where it can't be proven that what both have after it is the same."""
@@ -311,7 +306,7 @@ class FoundMySql(FoundTables):
         earlier, positions = self.same_place(state, since), self._positions()
         schemas = {schema.table: schema for schema in state.schemas}
         try:
-            place = positions.same_place(binlog_position(position), schemas, lost=lost.gtids, read_us=read_us)
+            place = positions.same_place(binlog_position(position), schemas, lost=lost.gtids)
         except LogPositionLostError:
             if not positions.has_state:
                 raise  # the place of `since` is known by numbers alone

@@ -553,7 +553,7 @@ class FoundPostgres(FoundTables):
         """`tidemark.readers.source.SharesLog`."""
         return self.info.in_recovery
 
-    def same_place(self, state: JobState, position: Position, read_us: int | None = None) -> WalPosition:
+    def same_place(self, state: JobState, position: Position) -> WalPosition:
         """`tidemark.readers.source.FindsPlace`: positions are the same. The slot must be there."""
         place = wal_position(position)
         until = self.shared_until(state)
@@ -576,7 +576,7 @@ class FoundPostgres(FoundTables):
         return LostLog(until) if wal_position(position).lsn > until.lsn else None
 
     def place_without(
-        self, state: JobState, since: Position, position: Position, lost: LostTransactions, read_us: int | None = None
+        self, state: JobState, since: Position, position: Position, lost: LostTransactions
     ) -> WalPosition:
         """`tidemark.readers.source.FindsLost`: the end of the log that both servers have."""
         assert isinstance(lost, LostLog)

@@ -90,6 +90,24 @@ def test_a_job_goes_on_at_the_promoted_replica_and_back(
     assert_copied(tmp_path / "out", source)
 
 
+@pytest.mark.parametrize("own_pair", ["mysql"], indirect=True)
+def test_the_server_that_was_read_was_a_replica_whose_clock_is_behind(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path
+) -> None:
+    """Its log has the time at which it committed a transaction itself, and the later one of the primary."""
+    run_epochs(job_of(source, tmp_path))
+    its_primary_committed_at = int(time.time() * 1_000_000) + 30_000_000
+    for statement in UPDATE_ALL:
+        source.execute(f"SET original_commit_timestamp = {its_primary_committed_at}", statement)
+    run_epochs(job_of(source, tmp_path))
+    there = fail_over(source, pair)
+    there.execute(*UPDATE_ALL)
+    notes = Notes()
+    assert set(run_epochs(job_of(there, tmp_path), notes=notes)) == {"stream"}
+    assert ["has all that the job has read" in text for text in moved(notes)] == [True]
+    assert_copied(tmp_path / "out", there)
+
+
 @pytest.fixture
 def prepared(source: Database) -> Iterator[list[str]]:
     """Names of XA transactions of the test. What it leaves on the primary is rolled back."""

@@ -410,19 +410,64 @@ def test_the_first_server_has_given_numbers_of_transactions_again(
 ) -> None:
     """It has lost the end of its log in a crash, and its replica got what came after. Or the job was rolled back before that:
     its copy has what was lost."""
+    numbers_given_again(source, copy, written, is_rolled_back=is_rolled_back)
+
+
+@pytest.mark.parametrize("own_pair", ["mysql"], indirect=True)
+@pytest.mark.parametrize("case", ["an epoch without transactions", "tag"])
+def test_numbers_given_again_are_seen(source: Database, files: Copy, case: str) -> None:
+    """After the last transaction that the job has read, its newest epoch had none. Or GTIDs have tags, which another kind of
+    event of the log has."""
+    tag = ("SET gtid_next = 'AUTOMATIC:from_elsewhere'",) if case == "tag" else ()
+    numbers_given_again(source, files, 3, before=tag, after_read=() if tag else ("FLUSH BINARY LOGS",))
+
+
+@pytest.mark.servers_in_turn("own_pair", "is_flushed")
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_numbers_given_again_are_seen_by_a_job_that_has_only_read_rows(
+    source: Database, files: Copy, *, is_flushed: bool
+) -> None:
+    """They were given before the job began, and again after that."""
+    primary, replica = files.pair
+    await_replica(primary, replica)
+    stop_receiving(replica)
+    source.execute(*[UPDATE_3] * 3, *(("FLUSH BINARY LOGS",) * 2 if is_flushed else ()))
+    files.run(source)
+    lose_end_of_log(primary, replica, f"UPDATE {source.name}.orders SET version = version - 3 WHERE id = 3")
+    source.execute("DO SLEEP(2.1)", *[UPDATE_20] * 3)
+    start_receiving(replica)
+    await_replica(primary, replica)
+    promote(replica)
+    there = on(replica, source)
+    files.run(there)
+    files.check(there)
+
+
+def numbers_given_again(
+    source: Database,
+    copy: Copy,
+    written: int,
+    *,
+    is_rolled_back: bool = False,
+    before: tuple[str, ...] = (),
+    after_read: tuple[str, ...] = (),
+) -> None:
     primary, replica = copy.pair
     copy.run(source)
     source.execute(UPDATE_20)
     copy.run(source)
     await_replica(primary, replica)
     stop_receiving(replica)
-    source.execute(*[UPDATE_3] * 3)
+    source.execute(*before, *[UPDATE_3] * 3)
     copy.run(source)
+    if after_read:
+        source.execute(*after_read)
+        copy.run(source)
     if is_rolled_back:
         epoch = Checkpoint.at(str(copy.folder / "checkpoint")).committed_epoch() - 1
         roll_back(load_job_file(copy.job(source)), epoch, standby=True)
     lose_end_of_log(primary, replica, f"UPDATE {source.name}.orders SET version = version - 3 WHERE id = 3")
-    source.execute("DO SLEEP(2.1)", *[UPDATE_20] * written)
+    source.execute("DO SLEEP(2.1)", *before, *[UPDATE_20] * written)
     start_receiving(replica)
     await_replica(primary, replica)
     promote(replica)

@@ -24,6 +24,7 @@ def test_tagged_gtid_as_mysql_9_wrote_it() -> None:
     found = ev.tagged_gtid(body)
     assert found.source.hex() == UUID.replace("-", "")
     assert (found.tag, found.number, found.commit_timestamp_us) == ("mytag", 1, 0x0660C6C97352E6)
+    assert found.original_commit_timestamp_us is None
 
 
 @pytest.mark.pitfall(46)

@@ -113,7 +113,7 @@ def test_meta_columns_of_a_transaction() -> None:
     assert {row["_txn_id"] for row in rows} == {f"{lb.SERVER}:7"}
     assert {row["_is_snapshot"] for row in rows} == {False}
     report = reader.report
-    assert report.end == BinlogPosition("log.000001", file.end, f"{lb.SERVER}:7", lb.SECONDS)
+    assert report.end == BinlogPosition("log.000001", file.end, f"{lb.SERVER}:7", lb.SECONDS, last_at=lb.SECONDS)
     assert (report.emitted_changes, report.transactions, report.end_timestamp_us) == (4, 1, lb.MICROS)
 
 
@@ -288,7 +288,7 @@ def test_xa_prepared_in_an_earlier_range() -> None:
         assert [xa.xid for xa in reader.report.prepared] == ["X'6c',X'',1"]
         part = LogRange(reader.report.end, BinlogPosition(file.name, file.end), reader.report.prepared)
         assert list(rows_of(reader, part)) == []
-    assert reader.report.end == BinlogPosition(file.name, file.end, f"{lb.SERVER}:1-4", lb.SECONDS)
+    assert reader.report.end == BinlogPosition(file.name, file.end, f"{lb.SERVER}:1-4", lb.SECONDS, last_at=lb.SECONDS)
 
 
 # Events that stop a job

@@ -72,7 +72,8 @@ ERROR = 30
 ERROR_SLOT = 31
 SOURCES = 32  # their count
 ROLLED_BACK = 33  # the count of rolled-back ranges
-STATE_SIZE = 34
+TX_ORIGINAL = 34  # when the server on which it began has committed it, microseconds; 0: not known
+STATE_SIZE = 35
 
 # Columns of `Rows.transactions`.
 TX_VERSION = 0  # version of its end
@@ -81,7 +82,8 @@ TX_SOURCE_INDEX = 2  # -1: none
 TX_GTID_NUMBER = 3
 TX_BEGIN = 4  # version of the boundary before it
 TX_DONE = 5  # 1: its end was seen
-TX_FIELDS = 6
+TX_ORIGINAL_TIMESTAMP = 6  # 0: not known
+TX_FIELDS = 7
 
 NO_STOP = 1 << 62
 JOINED = 0xFFFFFE

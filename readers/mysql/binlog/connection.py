@@ -20,7 +20,7 @@ from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.redaction import redact
 from tidemark.conf.source import Tls
-from tidemark.readers.mysql.binlog.events import FILE_START, first_commit_us, header
+from tidemark.readers.mysql.binlog.events import FILE_START, header
 from tidemark.readers.mysql.connect import Connection, Flavour, error_text, is_transient
 from tidemark.readers.mysql.schema import table_effects
 from tidemark.readers.mysql.server import ServerIdentity, ServerInfo, binary_logs, connect_to
@@ -166,12 +166,6 @@ def file_begun(source: LogSource, file: str) -> int:
     Raises LogPositionLostError if the source no longer has the file, SourceUnavailableError.
     """
     return header(_events_at(source, file, FILE_START, 2)[1])[0]
-
-
-def first_commit_at(source: LogSource, file: str, pos: int) -> int | None:
-    """`first_commit_us` of the transaction that begins there. Errors as `file_begun`."""
-    times = map(first_commit_us, _events_at(source, file, pos, 3))
-    return next((time for time in times if time is not None), None)
 
 
 def _events_at(source: LogSource, file: str, pos: int, count: int) -> list[bytes]:

@@ -224,6 +224,8 @@ class TaggedGtid:
     tag: str
     number: int
     commit_timestamp_us: int | None
+    original_commit_timestamp_us: int | None
+    """None: it began on this server."""
 
 
 def tagged_gtid(body: bytes) -> TaggedGtid:
@@ -235,7 +237,8 @@ def tagged_gtid(body: bytes) -> TaggedGtid:
     version, size, must_know = reader.varying(), reader.varying(), reader.varying()
     if version != 1 or size != len(body) or must_know > _LAST_GTID_FIELD:
         raise damaged(f"a GTID_TAGGED event of {size} bytes has the unknown format {version}")
-    source, tag, number, timestamp = b"", "", 0, None
+    source, tag, number = b"", "", 0
+    timestamp = original = None
     while reader.left:
         match reader.varying():
             case 1:
@@ -246,33 +249,18 @@ def tagged_gtid(body: bytes) -> TaggedGtid:
                 tag = reader.text(reader.varying())
             case 6:
                 timestamp = reader.varying()
+            case 7:
+                original = reader.varying()
             case field if field <= _LAST_GTID_FIELD:
                 reader.varying()
             case _:  # the format's rule: a reader stops at an ignorable field that it does not know
                 break
     if len(source) != 16 or number < 1:
         raise damaged("a GTID_TAGGED event has no GTID")
-    return TaggedGtid(source, tag, number, timestamp)
+    return TaggedGtid(source, tag, number, timestamp, original)
 
 
 _LAST_GTID_FIELD = 11
-
-
-def first_commit_us(event: bytes) -> int | None:
-    """The time at which the transaction of MySQL's event GTID was committed on the server where it began, microseconds since
-    1970. `event`: with header. None for other events."""
-    body = event[HEADER_BYTES:]
-    if header(event)[1] != EventType.GTID or len(body) < _GTID_TIME + 7:
-        return None
-    time = int.from_bytes(body[_GTID_TIME : _GTID_TIME + 7], "little")
-    if time & _HAS_FIRST_TIME:
-        return int.from_bytes(body[_GTID_TIME + 7 : _GTID_TIME + 14], "little")
-    return time
-
-
-_GTID_TIME = 42
-_HAS_FIRST_TIME = 1 << 55
-"""The time is that of a replica, and the first server's follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,6 +262,7 @@ class EventHandler:
         number = self.log.sources.server(found.source, found.tag)
         time = found.commit_timestamp_us
         self._open(number, found.number, event.seconds * 1_000_000 if time is None else time)
+        self.log.state[w.TX_ORIGINAL] = found.original_commit_timestamp_us or time or 0
         self.log.state[w.GROUP] = Group.BEGIN
 
     def _mariadb_gtid(self, event: Event) -> None:
@@ -269,6 +270,7 @@ class EventHandler:
         found = mariadb_gtid(event.body)
         number = self.log.sources.domain(found.domain, event.server_id)
         self._open(number, found.number, event.seconds * 1_000_000)
+        self.log.state[w.TX_ORIGINAL] = event.seconds * 1_000_000
         alone = found.flags & (MARIADB_STANDALONE | MARIADB_COMPLETED_XA) and not found.flags & MARIADB_PREPARED_XA
         self.log.state[w.GROUP] = Group.ALONE if alone else Group.OPEN
 

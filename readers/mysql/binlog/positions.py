@@ -7,11 +7,12 @@ from datetime import datetime, timezone
 
 from tidemark.conf.reading import LogStart, StartAfterGtids, StartAtEnd, StartAtFile, StartAtLsn, StartAtTime
 from tidemark.readers.mysql.binlog import arrays as w
-from tidemark.readers.mysql.binlog.connection import LogSource, file_begun, first_commit_at
+from tidemark.readers.mysql.binlog.connection import LogSource, file_begun
 from tidemark.readers.mysql.binlog.events import FILE_START
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import Flush, ReadOptions
 from tidemark.readers.mysql.binlog.rows import gtids_of, states_of
+from tidemark.readers.mysql.binlog.rows import last_at as time_of_last
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.server import ServerInfo, binary_logs, read_log_status
 from tidemark.state.errors import JobFileError, LogPositionLostError, SourceNotUsableError
@@ -23,9 +24,6 @@ from tidemark.state.table import TableId, TableSchema
 
 _CLOCK_MARGIN_SECONDS = 60
 """A transaction's time may be a little earlier than its file's creation."""
-
-_SKEW_US = 1_000_000
-"""By so much a transaction may be later than the last one that was read after it."""
 
 _VERSION_BITS = 40
 
@@ -57,20 +55,21 @@ class LogPositions:
     def find_anchor(self) -> BinlogPosition:
         """The end of the log, with the exact set of GTIDs if the server has them (MariaDB: the state of its log).
 
-        Reads the current file from its start: its first event has the GTIDs of all files before. On MariaDB files without
-        transactions don't tell the time of the last one, and those before them do.
+        Reads the current file from its start: its first event has the GTIDs of all files before. Files without transactions
+        don't tell the time of the last one, and those before them do.
         """
         end = log_end(self.connection, self.server)
         if not self.has_gtids and not self.has_state:
             return end
-        found = self._read_to(end)
-        if not self.has_state or found.last_at is not None:
-            return found
+        start = self._start_of(end.file)
+        found = self._scan(start, end).finish()
         files = self._files()
+        if found.last_at is not None or not _are_same(found, start):
+            return found
         for file in reversed(files[: files.index(end.file)]):
-            last_at = self._scan(self._start_of(file), self._start_of(end.file)).finish().last_at
-            if last_at is not None:
-                return replace(found, last_at=last_at)
+            earlier = self._start_of(file)
+            if not _are_same(earlier, start):
+                return replace(found, last_at=self._scan(earlier, start).finish().last_at)
         return found
 
     def resolve(self, start: LogStart) -> BinlogPosition:
@@ -103,14 +102,12 @@ class LogPositions:
         schemas: Mapping[TableId, TableSchema],
         *,
         lost: GtidSet | None = None,
-        read_us: int | None = None,
     ) -> BinlogPosition:
         """The position after the last transaction that another server's log has up to `position`, but those of `lost`. This
         server must have all of them, and before the position no others that changed the tables. Raises LogPositionLostError,
         with the reason.
 
-        With `lost`, the last transaction is an earlier one than the other server's, whose time is known. The caller has found
-        a place without. `read_us`: as in FindsPlace."""
+        With `lost`, the last transaction is an earlier one than the other server's. The caller has found a place without."""
         wanted = self.known_gtids(position)
         wanted = wanted if wanted is None or lost is None else wanted.minus(lost)
         if wanted is None:
@@ -140,15 +137,25 @@ class LogPositions:
             if before[i + 1].minus(before[i]).minus(wanted).intervals:
                 self._require_none_of(self._start_of(files[i]), self._start_of(files[i + 1]), wanted, schemas)
         start = self._start_of(files[last])
-        place, before_last = self._scan(start, log_end(self.connection, self.server)).after(wanted)
-        if self.has_gtids and before_last is not None and read_us is not None:
-            committed_us = first_commit_at(self.source, before_last.file, before_last.pos)
-            if committed_us is not None and committed_us > read_us + _SKEW_US:
-                raise _numbers_given_again()
-        if self.has_state and not _are_of_one_log(position.last_at, place.last_at, is_same=lost is None):
-            raise _numbers_given_again()
+        place = self._scan(start, log_end(self.connection, self.server)).after(wanted)
+        if not self._are_of_one_log(position, place, is_same=lost is None):
+            raise LogPositionLostError(
+                "Its log has transactions with the same GTIDs, but they were not committed at the same time.",
+                START_OVER_NOW,
+            )
         self._require_none_of(start, place, wanted, schemas)
         return place
+
+    def _are_of_one_log(self, position: BinlogPosition, place: BinlogPosition, *, is_same: bool) -> bool:
+        """Whether the last transaction before the place was not committed later than the one before `position`. Else the server
+        that lost the others has given their numbers again.
+
+        On MariaDB the times are the same if the transactions are (`is_same`). MySQL's replicas may commit transactions in
+        another order, and servers before 8.0 note no times."""
+        read_at, at = position.last_at, place.last_at
+        if read_at is None or at is None:
+            return not self.has_state
+        return at == read_at if is_same and self.has_state else at <= read_at
 
     def lost(self, position: BinlogPosition) -> GtidSet:
         """The transactions up to another server's position that this server lacks. None of them if the position does not
@@ -349,19 +356,9 @@ class LogPositions:
         return file_begun(self.source, file) * 1_000_000
 
 
-def _are_of_one_log(read_at: int | None, at: int | None, *, is_same: bool) -> bool:
-    """`read_at`: the time of the last transaction that the job has read. `at`: of the last one before the place. It is the same
-    transaction if `is_same`. Else it was committed before, unless the server that lost the others has given their numbers
-    again."""
-    if read_at is None or at is None:
-        return False
-    return at == read_at if is_same else at <= read_at
-
-
-def _numbers_given_again() -> LogPositionLostError:
-    return LogPositionLostError(
-        "Its log has transactions with the same GTIDs, but they were not committed at the same time.", START_OVER_NOW
-    )
+def _are_same(one: BinlogPosition, other: BinlogPosition) -> bool:
+    """Whether the same transactions are before both positions of a log."""
+    return (one.gtids, one.gtid_state) == (other.gtids, other.gtid_state)
 
 
 def _foreign_transaction(what: str, start: BinlogPosition) -> LogPositionLostError:
@@ -402,16 +399,15 @@ class _Scan:
                 if matches(_Transaction(source, line[w.TX_GTID_NUMBER], line[w.TX_TIMESTAMP])):
                     before = self._with(before, flush, i)
                     return self._position(flush, line[w.TX_BEGIN], before, last_at)
-                last_at = line[w.TX_TIMESTAMP] // 1_000_000
+                last_at = time_of_last(flush.transactions[i : i + 1], last_at)
             before = self._with(before, flush, len(flush.transactions))
         return self.reader.end
 
-    def after(self, wanted: GtidSet) -> tuple[BinlogPosition, BinlogPosition | None]:
-        """The boundary after the last transaction of `wanted`, and the one before this transaction; None if it is before the
-        range."""
+    def after(self, wanted: GtidSet) -> BinlogPosition:
+        """The boundary after the last transaction of `wanted`. The start of the range if it is before."""
         before = self._before()
         if not wanted.minus(before).intervals:
-            return self.start, None
+            return self.start
         for flush in self._flushes():
             lines, known = flush.transactions, before
             before = self._with(known, flush, len(lines))
@@ -422,9 +418,8 @@ class _Scan:
                 return not wanted.minus(self._with(known, flush, count)).intervals
 
             count = bisect_left(range(len(lines)), 1, key=has_all)
-            version, at_us = int(lines[count - 1, w.TX_VERSION]), int(lines[count - 1, w.TX_TIMESTAMP])
-            place = self._position(flush, version, self._with(known, flush, count), at_us // 1_000_000)
-            return place, self._position(flush, int(lines[count - 1, w.TX_BEGIN]), known, None)
+            version, last_at = int(lines[count - 1, w.TX_VERSION]), time_of_last(lines[:count], None)
+            return self._position(flush, version, self._with(known, flush, count), last_at)
         raise LogPositionLostError("Its log lacks transactions that it has executed.", START_OVER_NOW)
 
     def _before(self) -> GtidSet:
@@ -442,8 +437,9 @@ class _Scan:
         position = BinlogPosition(flush.files[version >> _VERSION_BITS], version & ((1 << _VERSION_BITS) - 1))
         if self.start.gtid_state is not None:
             return replace(position, gtid_state=before.state(), last_at=last_at)
-        gtids = None if self.start.gtids is None else str(before)
-        return replace(position, gtids=gtids, unlogged=self.start.unlogged)
+        if self.start.gtids is None:
+            return position
+        return replace(position, gtids=str(before), last_at=last_at, unlogged=self.start.unlogged)
 
     def _flushes(self) -> Iterable[Flush]:
         return self.reader.flushes(LogRange(self.start, self.stop), {}, ReadOptions())

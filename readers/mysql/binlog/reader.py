@@ -64,7 +64,7 @@ class LogReader:
                 gtids=None if progress.gtids is None else str(progress.gtids),
                 begun=log.begun.get(progress.position.file),
                 gtid_state=None if state is None else state.state(),
-                last_at=None if state is None else _last_at(log.start.last_at, progress.timestamp_us),
+                last_at=None if state is None and progress.gtids is None else progress.last_at,
                 unlogged=log.start.unlogged,
             ),
             prepared=tuple(sorted(progress.prepared.values(), key=lambda xa: xa.start.order)),
@@ -86,7 +86,3 @@ class LogReader:
         if self._report is None:
             raise RuntimeError("the range was not read to its end")
         return self._report
-
-
-def _last_at(before: int | None, timestamp_us: int | None) -> int | None:
-    return before if timestamp_us is None else timestamp_us // 1_000_000

@@ -23,6 +23,7 @@ from tidemark.readers.mysql.binlog.rows import (
     batches,
     empty_rows,
     gtids_of,
+    last_at,
     states_of,
     transaction_ids,
 )
@@ -95,6 +96,7 @@ class Progress:
     transactions: int = 0
     timestamp_us: int | None = None
     gtid_state: GtidSet | None = None
+    last_at: int | None = None
 
     @property
     def reached(self) -> tuple[BinlogPosition, bool, int]:
@@ -151,6 +153,7 @@ class LogState:
             None if self.start.gtids is None else self.start.gtid_set(),
             dict(self.prepared),
             gtid_state=None if self.start.gtid_state is None else GtidSet.parse_state(self.start.gtid_state),
+            last_at=self.start.last_at,
         )
         self.finished = False
         self.expected = (self.start.file, self.start.pos)
@@ -322,6 +325,7 @@ class LogState:
         line = np.zeros(w.TX_FIELDS, np.int64)
         line[w.TX_VERSION] = end.version
         line[w.TX_TIMESTAMP] = state[w.TX_TIME]
+        line[w.TX_ORIGINAL_TIMESTAMP] = state[w.TX_ORIGINAL]
         line[w.TX_SOURCE_INDEX] = state[w.TX_SOURCE]
         line[w.TX_GTID_NUMBER] = state[w.TX_NUMBER]
         line[w.TX_BEGIN] = state[w.FILE_BASE] | state[w.TX_START]
@@ -448,6 +452,7 @@ class LogState:
             before.transactions + started + int(truncations > 0),
             int(transactions[-1, w.TX_TIMESTAMP]) if len(transactions) else before.timestamp_us,
             gtid_state,
+            last_at(transactions, before.last_at),
         )
 
 

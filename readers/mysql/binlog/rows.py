@@ -12,6 +12,7 @@ from tidemark.readers.log.log_batch import LogBatch, meta_arrays, runs, with_add
 from tidemark.readers.mysql.binlog.arrays import (
     TX_FIELDS,
     TX_GTID_NUMBER,
+    TX_ORIGINAL_TIMESTAMP,
     TX_SOURCE_INDEX,
     TX_TIMESTAMP,
     TX_VERSION,
@@ -138,6 +139,13 @@ def gtids_of(transactions: Int64s, sources: Sequence[Source]) -> GtidSet:
             ends = mine[np.concatenate((breaks, [len(mine)])) - 1] + 1
             intervals[source] = tuple(zip(starts.tolist(), ends.tolist(), strict=True))
     return GtidSet(intervals)
+
+
+def last_at(transactions: Int64s, before: int | None) -> int | None:
+    """BinlogPosition.last_at after the transactions. `before`: the one before them."""
+    if not len(transactions):
+        return before
+    return int(transactions[-1, TX_ORIGINAL_TIMESTAMP]) // 1_000_000 or None
 
 
 def states_of(transactions: Int64s, sources: Sequence[Source]) -> GtidSet:

@@ -40,6 +40,8 @@ from tidemark.readers.mysql.binlog.arrays import (
     TX_GTID_NUMBER,
     TX_INDEX,
     TX_NUMBER,
+    TX_ORIGINAL,
+    TX_ORIGINAL_TIMESTAMP,
     TX_ROW,
     TX_SKIP,
     TX_SOURCE,
@@ -77,7 +79,9 @@ _HEADER = HEADER_BYTES
 _MICROSECONDS = 1_000_000
 _GTID_BYTES = 42
 _GTID_WITH_TIME = 49
+_TIME_BYTES = 7
 _TIME_MASK = (1 << 55) - 1
+_HAS_ORIGINAL = 1 << 55
 _STANDALONE, _XA_FLAGS = 1, 64 | 128
 
 
@@ -195,7 +199,8 @@ def _event(buf: Bytes, kind: Int, state: Int64s, crc: CrcTables, tables: Tables,
 
 @inner_kernel
 def _gtid(buf: Bytes, kind: Int, state: Int64s, sources: Sources) -> Int:
-    """Body: flags (1 byte), uuid (16), number (8), logical clocks; since MySQL 8.0.1 the commit time (7)."""
+    """Body: flags (1 byte), uuid (16), number (8), logical clocks; since MySQL 8.0.1 the commit time (7), and the one of the
+    server on which the transaction began (7), if that is another one."""
     body = state[EVENT] + _HEADER
     size = state[EVENT_END] - body
     if size < _GTID_BYTES:
@@ -210,9 +215,17 @@ def _gtid(buf: Bytes, kind: Int, state: Int64s, sources: Sources) -> Int:
         if number <= 0:
             return _DAMAGED
     time = little(buf, state[EVENT], 4) * _MICROSECONDS
+    original = np.int64(0)
     if size >= _GTID_WITH_TIME:
-        time = little(buf, body + _GTID_BYTES, 7) & _TIME_MASK
+        at = body + _GTID_BYTES
+        time = original = little(buf, at, _TIME_BYTES)
+        if time & _HAS_ORIGINAL:
+            if size < _GTID_WITH_TIME + _TIME_BYTES:
+                return _DAMAGED
+            time &= _TIME_MASK
+            original = little(buf, at + _TIME_BYTES, _TIME_BYTES)
     open_group(state, source, number, time, _skipped(sources, source, number))
+    state[TX_ORIGINAL] = original
     state[GROUP] = _BEGIN
     return NEXT
 
@@ -234,6 +247,7 @@ def _mariadb_gtid(buf: Bytes, state: Int64s, sources: Sources) -> Int:
         return _SOURCE
     time = little(buf, state[EVENT], 4) * _MICROSECONDS
     open_group(state, source, number, time, _skipped(sources, source, number))
+    state[TX_ORIGINAL] = time
     state[GROUP] = _ALONE if flags & _STANDALONE else _OPEN
     return NEXT
 
@@ -310,6 +324,7 @@ def close_group(state: Int64s, rows: Rows, end_pos: Int) -> None:
     i = state[TX]
     rows.transactions[i, TX_VERSION] = state[FILE_BASE] | end_pos
     rows.transactions[i, TX_TIMESTAMP] = state[TX_TIME]
+    rows.transactions[i, TX_ORIGINAL_TIMESTAMP] = state[TX_ORIGINAL]
     rows.transactions[i, TX_SOURCE_INDEX] = state[TX_SOURCE]
     rows.transactions[i, TX_GTID_NUMBER] = state[TX_NUMBER]
     rows.transactions[i, TX_BEGIN] = state[FILE_BASE] | state[TX_START]
