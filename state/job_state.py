@@ -135,12 +135,19 @@ class Altered:
 
     `schema`: the table's schema from then on, of the same version. It also fits the log before the change. All rows that the
     job had read are older than the new columns, and `Column.constant` says what these are in them. `at_us`: when, microseconds
-    since 1970.
+    since 1970, by the clock of the driver then. `after_epoch`: the newest planned epoch then, None if an earlier version has
+    stored this.
     """
 
     schema: TableSchema
     projection: TableProjection | None = None
     at_us: int = 0
+    after_epoch: int | None = None
+
+    def is_since(self, epoch: int, at_us: int) -> bool:
+        """True if the table was altered after `epoch` was planned. `at_us`: when that was, for what an earlier version has
+        stored. Drivers' clocks may differ, so the time counts only there."""
+        return self.at_us >= at_us if self.after_epoch is None else self.after_epoch >= epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,7 +312,7 @@ def _unproven(checkpoint: Checkpoint, state: JobState, look: Look) -> set[TableI
     """Returns the tables of which the job has found something after that look: they joined it, have new columns, or are
     otherwise, such as after a TRUNCATE. Perhaps only the former server had that."""
     joined = {s.table for later in state.joined if later.after_epoch >= look.epoch for s in later.schemas}
-    altered = {altered.schema.table for altered in checkpoint.altered() if altered.at_us >= look.at_us}
+    altered = {altered.schema.table for altered in checkpoint.altered() if altered.is_since(look.epoch, look.at_us)}
     return (joined | altered | look.changed) & {schema.table for schema in state.schemas}
 
 

@@ -171,7 +171,8 @@ class _Search:
         """Tables that joined the job, or were altered, since the first of the epochs."""
         later = (joined for joined in self.state.joined if joined.after_epoch >= first.plan.epoch - 1)
         self._give_up((schema.table for joined in later for schema in joined.schemas), "its rows were being read")
-        altered = (each.schema.table for each in self.checkpoint.altered() if each.at_us >= first.planned_at_us)
+        since = first.plan.epoch, first.planned_at_us
+        altered = (each.schema.table for each in self.checkpoint.altered() if each.is_since(*since))
         self._give_up(altered, "its columns were changed")
 
     def _give_up(self, tables: Iterable[TableId], reason: str) -> None:

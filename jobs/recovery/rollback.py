@@ -148,7 +148,7 @@ def cut_after(checkpoint: Checkpoint, job: JobFile, state: JobState, now: Enumer
     if any(joined.server_identity for joined in later):
         raise CheckpointError(f"The job moved to another server after epoch {epoch}.", _LIST)
     joined = {schema.table for each in later for schema in each.schemas}
-    altered = {each.schema.table for each in checkpoint.altered() if each.at_us > record.planned_at_us}
+    altered = {each.schema.table for each in checkpoint.altered() if each.is_since(epoch, record.planned_at_us)}
     report = checkpoint.log_report(epoch)
     then = absorb(planned, read_outcome(checkpoint, record, state), settings_of(job))
     if _may_be_passed_over(state, epoch, report):

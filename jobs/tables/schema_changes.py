@@ -85,7 +85,7 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
         return False
     failpoint("schema.before_altered")
     projection = projections[0] if projections else None
-    checkpoint.create_altered(state, Altered(schema, projection, time.time_ns() // 1000))
+    checkpoint.create_altered(state, Altered(schema, projection, time.time_ns() // 1000, max(checkpoint.plan_epochs())))
     failpoint("schema.after_altered")
     events.note("altered", table=str(table), text=_told(known, schema, job, dropped if drops else ()))
     return True

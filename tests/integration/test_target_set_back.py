@@ -2,6 +2,7 @@
 work."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -416,6 +417,37 @@ def test_a_table_that_got_columns_since_is_parked_if_no_rows_are_to_be_read_agai
     assert_all_copied(source, any_target, "customers")
     resnapshot(load_job_file(job), [TableName(source.schema, "orders")])
     run_epochs(job, "source.on_table_error=park")
+    assert_all_copied(source, any_target, "orders", "customers")
+
+
+@pytest.mark.parametrize("any_target", ["postgres"], indirect=True)
+def test_a_table_that_got_columns_since_is_known_whatever_the_clock_of_the_driver_said(
+    source: Database, any_target: SinkCase, tmp_path: Path
+) -> None:
+    """The clock of the driver that followed the ALTER is an hour behind that of the one before."""
+    source.execute(
+        "CREATE TABLE customers (id INT PRIMARY KEY, note TEXT)", "INSERT INTO customers VALUES (1, 'first')"
+    )
+    job = job_with_copies(source, any_target, tmp_path)
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'second'", "UPDATE customers SET note = 'second'")
+    run_epochs(job)
+    put_back = any_target.back_up()
+    source.execute(
+        "ALTER TABLE orders ADD COLUMN extra INT",
+        "UPDATE orders SET extra = 3",
+        "INSERT INTO customers VALUES (2, 'x')",
+    )
+    now = time.time_ns
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: now() - 3600 * 10**9)
+        run_epochs(job)
+    alter_copies_back(source, any_target)
+    put_back()
+    notes = Notes()
+    run_epochs(job, AGAIN, notes=notes)
+    assert not [facts for event, facts in notes.found if event == "parked"]
+    assert [facts["table"] for event, facts in notes.found if event == "joined"] == [f"{source.schema}.orders"]
     assert_all_copied(source, any_target, "orders", "customers")
 
 

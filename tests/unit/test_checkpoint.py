@@ -309,6 +309,21 @@ def test_what_a_replaced_driver_adds_to_the_job_does_not_count(tmp_path: Path) -
     assert (now.left, now.joined, third.altered()) == ((*LEFT, *LATER), (JOINED,), [ALTERED])
 
 
+def test_only_what_an_earlier_version_noted_of_altered_tables_is_compared_by_the_clock() -> None:
+    earlier = (
+        b'{"format":"tidemark","kind":"altered","version":1,"product":"0.1.0","crc32":3820274243}\n'
+        b'{"schema":{"table":{"database":"shop","name":"orders"},"version":1,"columns":[],"key":[],"oid":null},'
+        b'"projection":null,"at_us":1700000000000000}\n'
+    )
+    old = codec.ALTERED.decode(earlier, "altered/0000000001")
+    at_us = 1_700_000_000_000_000
+    assert old == replace(ALTERED, at_us=at_us)
+    assert (old.is_since(9, at_us - 1), old.is_since(1, at_us + 1)) == (True, False)
+    new = replace(old, after_epoch=5)
+    assert [new.is_since(epoch, at_us + 1) for epoch in (4, 5)] == [True, True]
+    assert not new.is_since(6, at_us - 1)
+
+
 def test_a_driver_that_writes_a_record_as_another_one_takes_over_stops(tmp_path: Path) -> None:
     """Its record may not count, so it must plan nothing by it."""
     first, second = drivers(tmp_path, 2)
