@@ -192,7 +192,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
         (Left(TABLE, 3, paused=True),),
     ),
     "altered": (
-        Altered(replace(SCHEMA, columns=(*SCHEMA.columns, ADDED, DROPPED, WIDENED)), PROJECTION, 1_700_000_000_000_000, 41),
+        Altered(
+            replace(SCHEMA, columns=(*SCHEMA.columns, ADDED, DROPPED, WIDENED)), PROJECTION, 1_700_000_000_000_000, 41
+        ),
         Altered(SCHEMA),
     ),
     "signal": (

@@ -286,11 +286,11 @@ def require_another_startup(error: TidemarkError, job: JobFile, opened: OpenedJo
     if not (
         removes_late_report(error, job, opened.writing.job, opened.writing.sink)
         or changes_columns(error, job, state, opened.writing.sink, events)
+        or goes_back(error, job, state, opened.writing.sink, events)  # an older copy may lack what the table needs
         or _leave(error, job, state, events, opened.began_us)
         or follows_another_server(error, job, state, events)
         or regains_log(error, job, state, events)
         or reads_all_again(error, job, state, events)
-        or goes_back(error, job, state, opened.writing.sink, events)
     ):
         raise_with_way_back(error, job, state)
 

@@ -206,7 +206,8 @@ class Sink(Protocol):
         """
 
     def written(self, job: JobIdentity) -> Written | None:
-        """Returns what the target has of the job, None if a sink keeps no such record. Called after `prepare`."""
+        """Returns what the target has of the job, None if a sink keeps no such record. Called after `prepare`. Raises
+        SinkError, SinkUnavailableError if what answers may have less than the place that writes go to."""
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         """Tells that the epochs before `epoch` are committed and will not be written again. The ledger may drop them."""

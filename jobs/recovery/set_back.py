@@ -47,19 +47,19 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     is_of_copies = not isinstance(error, TargetSetBackError)
     if is_of_copies and not (isinstance(error, SinkError) and not sink_needs(job.sink).commits_tables):
         return False  # such as a Delta table, which is set back by itself
-    if job.mode == "full" or is_going_back(checkpoint, state):
+    if job.mode == "full" or is_going_back(checkpoint, state) or (is_of_copies and _is_elsewhere(checkpoint, job)):
         return False
     try:
-        written = sink.written(JobIdentity(state.job_uuid, state.job_name, checkpoint.take_owner()))
+        written = sink.written(JobIdentity(state.job_uuid, state.job_name))
     except (SinkError, OSError):
         if not is_of_copies:
             raise
         return False  # the target's record is gone, too: then `error` says what to do
-    if is_of_copies and (written is None or written.last_epoch == 0 or _is_elsewhere(checkpoint, job)):
+    if is_of_copies and (written is None or written.last_epoch == 0):
         return False  # nothing of the job is there: an emptied or another place, not an older state
-    committed = checkpoint.committed_epoch()
-    if written is None or committed == 0 or written.last_epoch > committed:
-        return False
+    committed, planned = checkpoint.committed_epoch(), max(checkpoint.plan_epochs(), default=0)
+    if written is None or committed == 0 or written.last_epoch > planned or written.log_epoch > committed:
+        return False  # the transaction of an epoch of the log saw all that came before
     known = checkpoint.plan(committed).state.reached
     if known is None or written.before(committed + 1) == known:
         return False

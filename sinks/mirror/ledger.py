@@ -188,10 +188,15 @@ class LedgerSession(ABC):
     def require_writable(self) -> None:
         """Raises ReadOnlyError if the server accepts no writes. What a standby lacks it may only not have yet."""
         if self.exists(TargetName(self.home, FENCE_TABLE)):
+            self._begin_writing()
             self.rollback()
-            self.start_transaction()
-            self.execute(f"DELETE FROM {self.full_name(TargetName(self.home, FENCE_TABLE))} WHERE 1 = 0")
-            self.rollback()
+
+    def _begin_writing(self) -> None:
+        """Begins a transaction at the server that takes writes, if a balancer chooses one by the statement. Raises
+        ReadOnlyError."""
+        self.rollback()
+        self.start_transaction()
+        self.execute(f"DELETE FROM {self.full_name(TargetName(self.home, FENCE_TABLE))} WHERE 1 = 0")
 
     def take_over(self, job: JobIdentity) -> None:
         self.wait_for_locks(PATIENCE_SECONDS)
@@ -224,7 +229,10 @@ class LedgerSession(ABC):
         self._fence.enter(job)
 
     def written(self, job: JobIdentity) -> Written:
-        return self._fence.written(job)
+        self._begin_writing()
+        found = self._fence.written(job)
+        self.rollback()
+        return found
 
     def begin(self, job: JobIdentity, epoch: int, part: str) -> int | None:
         self.start_transaction()

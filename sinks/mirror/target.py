@@ -335,7 +335,8 @@ class Session(Protocol):
         """Begins a transaction that keeps other drivers from taking the job over. Takes it over before, unless its driver has.
         Raises JobHeldError if a later driver is the owner."""
 
-    def written(self, job: JobIdentity) -> Written: ...
+    def written(self, job: JobIdentity) -> Written:
+        """Raises ReadOnlyError if the server accepts no writes: it may be a replica that lags behind."""
 
     def begin(self, job: JobIdentity, epoch: int, part: str) -> int | None:
         """Begins a transaction with the part's ledger entry. A second attempt waits here until the first one has ended.

@@ -419,6 +419,8 @@ def test_a_replica_that_lags_behind_was_not_set_back(during: Callable[[Act], lis
             accept()
             target.execute("UPDATE tidemark_fence SET value = 2 WHERE name = 'owner'")
 
+        with pytest.raises(ReadOnlyError, match="read-only"):
+            sink.written(job)
         made = during(catch_up)
         write(sink, job, log_part(2, (ORDERS, [(INSERT, (2, "Grace", None, 2, None))])))
         assert len(made) == AWAY
@@ -431,6 +433,8 @@ def test_a_target_that_is_a_standby_at_a_later_start_ends_it_with_7() -> None:
     with start_server("postgres") as server, fresh_database(server) as target:
         sink, job = mirror_in(target, Reconnect())
         become_primary = become_standby(target)
+        with pytest.raises(ReadOnlyError, match="read-only"):
+            sink.written(job)
         with pytest.raises(ReadOnlyError, match="not a standby") as caught:
             sink.prepare(job, [ORDERS], [ORDERS.table])
         assert caught.value.exit_code == 7

@@ -1,0 +1,186 @@
+"""A target is set back while a run writes to it: a standby that lagged behind takes over, or somebody restores a backup. One
+that only answers for a moment, and takes no writes, is no target that was set back."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.epochs import LocalEngine, Notes, run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.postgres_standby import primary_and_standby
+from tests.support.restoring import Backups, backups_of
+from tests.support.servers import Database
+from tidemark.sinks.mirror.sink import MirrorSink
+from tidemark.sinks.sink import JobIdentity, Written
+from tidemark.state import failpoints
+from tidemark.state.errors import SinkUnavailableError
+from tidemark.state.failpoints import FailpointError
+from tidemark.state.plan import PlanRecord
+
+pytestmark = [pytest.mark.integration, pytest.mark.pitfall(90)]
+
+BIG = "repeat(md5({number}::text), 200)"
+
+
+@pytest.fixture
+def source(postgres18_database: Database) -> Database:
+    return postgres18_database
+
+
+@pytest.fixture(params=["postgres", "mysql", "mariadb"])
+def target(request: pytest.FixtureRequest) -> Iterator[Backups]:
+    with backups_of(request.getfixturevalue(f"{request.param}_database")) as backups:
+        yield backups
+
+
+def job_into(target: Backups, source: Database, folder: Path) -> Path:
+    sink = {"type": "mirror", "url": target.database.url, "table": "copy_{table}", "on_schema_change": "evolve"}
+    given = source_of(source, on_table_error="park", on_log_lost="resnapshot")
+    return write_job(folder, source=given, sink=sink, trigger="1s")
+
+
+def run_with(path: Path, *acts: Callable[[], object], interval_seconds: float | None = 0.05) -> Notes:
+    """Runs the job. Each act happens once an epoch is planned, before it is read. The run ends after as many epochs."""
+    notes, left = Notes(), list(acts)
+    is_small = LocalEngine.is_small
+
+    def acting(engine: LocalEngine, record: PlanRecord) -> bool:
+        if left:
+            left.pop(0)()
+        return is_small(engine, record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalEngine, "is_small", acting)
+        run_epochs(path, at_most=len(acts), notes=notes, interval_seconds=interval_seconds)
+    assert not left
+    return notes
+
+
+def run_while_set_back(path: Path, source: Database, target: Backups, before: str, lost: str, after: str) -> Notes:
+    """Three epochs of one run, with these changes. Before the last one is written, the target is set back to before the second
+    one."""
+    run_epochs(path, "trigger=once")
+    source.execute(before)
+    restores: list[Callable[[], None]] = []
+
+    def back_up() -> None:
+        restores.append(target.take())
+        source.execute(after)
+
+    notes = run_with(path, lambda: source.execute(lost), back_up, lambda: restores[0]())
+    run_epochs(path, "trigger=once", notes=notes)
+    return notes
+
+
+def assert_not_parked(notes: Notes) -> None:
+    assert not [facts for event, facts in notes.found if event == "parked"]
+    warnings = [facts["text"] for event, facts in notes.found if event == "warning"]
+    assert [text for text in warnings if "The target was set back to an older state." in text]
+
+
+@pytest.mark.servers_in_turn("target")
+def test_a_row_that_the_older_target_lacks_is_read_from_the_log_again(
+    source: Database, target: Backups, tmp_path: Path
+) -> None:
+    """The log leaves a large value of it out, which was not changed since."""
+    source.execute(
+        "CREATE TABLE orders (id INT PRIMARY KEY, note TEXT, big TEXT)",
+        "ALTER TABLE orders ALTER COLUMN big SET STORAGE EXTERNAL",
+    )
+    job = job_into(target, source, tmp_path)
+    notes = run_while_set_back(
+        job,
+        source,
+        target,
+        before="INSERT INTO orders VALUES (1, 'first', 'x')",
+        lost=f"INSERT INTO orders VALUES (2, 'first', {BIG.format(number=2)})",
+        after="UPDATE orders SET note = 'second'",
+    )
+    assert_not_parked(notes)
+    expected = source.query("SELECT id, note, big FROM orders ORDER BY id")
+    assert target.database.query("SELECT id, note, big FROM copy_orders ORDER BY id") == expected
+
+
+@pytest.mark.servers_in_turn("target")
+@pytest.mark.parametrize("dies", [False, True])
+def test_splits_are_written_to_the_older_target(
+    mysql_database: Database, target: Backups, tmp_path: Path, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells that other splits are gone, until the log is read, or the job is started again."""
+    source = mysql_database
+    rows = ", ".join(f"({number}, 'first')" for number in range(1, 1001))
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)", f"INSERT INTO orders VALUES {rows}")
+    job = job_into(target, source, tmp_path)
+    write_job(tmp_path, **{**yaml.safe_load(job.read_text()), "snapshot": {"split_rows": 5, "parallelism": 2}})
+    restores: list[Callable[[], None]] = []
+    acts = [lambda: None, lambda: restores.append(target.take()), lambda: restores[0]()]
+    if dies:
+        points = tmp_path / "armed"
+
+        def restore_and_die() -> None:
+            restores[0]()
+            (points / "sink.after_commit").write_text("raise")
+
+        points.mkdir()
+        monkeypatch.setattr(failpoints, "_FOLDER", str(points))
+        with pytest.raises(FailpointError):
+            run_with(job, *acts[:2], restore_and_die, interval_seconds=None)
+    else:
+        run_with(job, *acts, interval_seconds=None)
+    copied = {number for (number,) in target.database.query("SELECT id FROM copy_orders")}
+    assert len(copied) > 6
+    assert not copied.intersection(
+        range(6, 11)
+    )  # of epoch 2, which comes after one and before another split of the copy
+    source.execute("UPDATE orders SET note = 'second' WHERE id < 3")
+    run_epochs(job, "trigger=once")
+    source.execute("DELETE FROM orders WHERE id = 4")
+    assert run_epochs(job, "trigger=once") == ["stream"]
+    expected = source.query("SELECT id, note FROM orders ORDER BY id")
+    assert target.database.query("SELECT id, note FROM copy_orders ORDER BY id") == expected
+
+
+@pytest.mark.parametrize("trouble", ["none", pytest.param("of a copy", marks=pytest.mark.every_server)])
+def test_a_standby_that_a_balancer_leads_to_has_no_rows_read_again(
+    mysql_database: Database, tmp_path: Path, trouble: str
+) -> None:
+    """The standby lags behind, and takes no writes. The connection that asks what the target has is led there, all others to
+    the primary."""
+    source = mysql_database
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)", "INSERT INTO orders VALUES (1, 'first')")
+    with primary_and_standby("target") as pair:
+        sink = {"type": "mirror", "url": pair.url, "table": "copy_{table}"}
+        job = write_job(tmp_path, source=source_of(source, on_log_lost="resnapshot", on_table_error="park"), sink=sink)
+        run_epochs(job)
+        source.execute("INSERT INTO orders VALUES (2, 'second')")
+        run_epochs(job)
+        pair.await_standby()
+        pair.promoted.query("SELECT pg_wal_replay_pause()")
+        source.execute("INSERT INTO orders VALUES (3, 'third')")
+        run_epochs(job)
+        if trouble == "of a copy":
+            pair.database.execute("ALTER TABLE copy_orders RENAME COLUMN note TO other")
+        written, notes = MirrorSink.written, Notes()
+
+        def written_by_standby(sink: MirrorSink, identity: JobIdentity) -> Written:
+            pair.address.server = pair.standby
+            try:
+                return written(sink, identity)
+            finally:
+                pair.address.server = pair.primary
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MirrorSink, "written", written_by_standby)
+            with pytest.raises(SinkUnavailableError, match="read-only") as caught:
+                run_epochs(job, notes=notes)
+        assert caught.value.exit_code == 7
+        if trouble == "of a copy":
+            pair.database.execute("ALTER TABLE copy_orders RENAME COLUMN other TO note")
+        source.execute("INSERT INTO orders VALUES (4, 'fourth')")
+        assert run_epochs(job, notes=notes) == ["stream"]
+        assert not [facts for event, facts in notes.found if event in {"parked", "joined", "warning"}]
+        assert pair.database.query("SELECT id, note FROM copy_orders ORDER BY id") == source.query(
+            "SELECT id, note FROM orders ORDER BY id"
+        )
