@@ -251,6 +251,39 @@ def test_a_table_that_was_altered_at_both_servers_is_read_again(pair: Pair, tmp_
     copy.check()
 
 
+@pytest.mark.every_server
+def test_rows_kept_of_a_partition_that_was_detached_at_both_servers_go(
+    pair: Pair, postgres_database: Database, tmp_path: Path
+) -> None:
+    """With `partitions_removed: keep`, if the look that found it is not proven: the table is read again. Else they stay."""
+    for name in ("early", "late"):
+        pair.database.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, version int) PARTITION BY RANGE (id)",
+            f"CREATE TABLE {name}_a PARTITION OF {name} FOR VALUES FROM (0) TO (10)",
+            f"CREATE TABLE {name}_b PARTITION OF {name} FOR VALUES FROM (10) TO (20)",
+            f"INSERT INTO {name} SELECT i, i FROM generate_series(1, 19) AS i",
+            f"ALTER PUBLICATION shop ADD TABLE {name}",
+        )
+    copy, keeps = Copy(pair, tmp_path / "mirror", postgres_database), (*FOLLOWS, "source.partitions_removed=keep")
+    copy.run(*keeps)
+    pair.database.execute("ALTER TABLE early DETACH PARTITION early_a")
+    for _ in range(3):
+        pair.database.execute(*UPDATE_ALL)
+        copy.run(*keeps)
+    pair.database.execute("ALTER TABLE late DETACH PARTITION late_a", *UPDATE_ALL)
+    run_epochs(copy.job, *keeps, at_most=1)
+    pair.await_standby()
+    pair.fail_over()
+    pair.promoted.execute("UPDATE early SET version = -id", "UPDATE late SET version = -id")
+    copy.notes.found.clear()
+    copy.run(*keeps)
+    again = {facts["table"] for event, facts in copy.notes.found if event == "joined"}
+    assert again == {"public.late", "public.late_a"}  # late_a is a table of its own now
+    kept, new = [(i, i) for i in range(1, 10)], [(i, -i) for i in range(10, 20)]
+    assert postgres_database.query("SELECT id, version FROM copy_early ORDER BY id") == kept + new
+    assert postgres_database.query("SELECT id, version FROM copy_late ORDER BY id") == new
+
+
 def test_an_altered_table_is_not_read_again_if_the_job_file_says_so(pair: Pair, tmp_path: Path) -> None:
     copy = Copy(pair, tmp_path / "files", None)
     lose(pair, [copy], "TRUNCATE orders")
