@@ -51,10 +51,19 @@ def find_source(job: JobFile, state: JobState | None = None) -> AbstractContextM
                 lists=lists,
                 has_started=state is not None,
                 copied=copied,
+                used_keys=_used_keys(job, state),
                 reached=_reached(job, state),
             )
         case _:
             assert_never(kind)
+
+
+def _used_keys(job: JobFile, state: JobState | None) -> dict[TableId, tuple[str, ...]]:
+    """The keys by which a job finds the rows of its tables, or found them before they left."""
+    if state is None:
+        return {}
+    newest = Checkpoint.at(job.checkpoint).newest_schemas() if state.left else {}
+    return {table: schema.key for table, (schema, _) in newest.items()} | {s.table: s.key for s in state.schemas}
 
 
 def _reached(job: JobFile, state: JobState | None) -> Position | None:

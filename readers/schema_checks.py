@@ -57,7 +57,7 @@ class CopiedColumns:
 class TableSettings:
     """The job file's settings for single tables. `transforms`: the columns that transforms read, in lower case. `as_text`:
     PostgreSQL's array columns that stay text. `hashed`: those masked by sha256. `copied`: of the tables of which no new column
-    is to be copied (`sink.on_schema_change`)."""
+    is to be copied (`sink.on_schema_change`). `used_keys`: those by which a job that has started finds its rows."""
 
     exclude_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     keys: Mapping[TableId, tuple[str, ...]] = field(default_factory=dict)
@@ -65,9 +65,15 @@ class TableSettings:
     as_text: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     hashed: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     copied: Mapping[TableId, CopiedColumns] = field(default_factory=dict)
+    used_keys: Mapping[TableId, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: JobFile, copied: Mapping[TableId, CopiedColumns]) -> "TableSettings":
+    def of(
+        cls,
+        job: JobFile,
+        copied: Mapping[TableId, CopiedColumns],
+        used_keys: Mapping[TableId, tuple[str, ...]] | None = None,
+    ) -> "TableSettings":
         source = job.source
         return cls(
             exclude_columns={TableId(t.database, t.name): frozenset(c.exclude) for t, c in source.columns.items()},
@@ -79,6 +85,7 @@ class TableSettings:
                 for t, c in source.columns.items()
             },
             copied=copied,
+            used_keys=used_keys or {},
         )
 
     def left_out(

@@ -679,16 +679,18 @@ def find_postgres(
     lists: bool = False,
     has_started: bool = False,
     copied: Mapping[TableId, CopiedColumns] | None = None,
+    used_keys: Mapping[TableId, tuple[str, ...]] | None = None,
     reached: Position | None = None,
 ) -> Iterator[FoundPostgres]:
     """See `tidemark.jobs.sources.find_source`. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`. `lists`:
-    the sink takes arrays as lists. `has_started`: all tables that a wildcard matched may be gone. `copied`: as in
+    the sink takes arrays as lists. `has_started`: all tables that a wildcard matched may be gone. `copied`, `used_keys`: as in
     TableSettings. `reached`: how far the source's log was when the job has last looked at its tables. The job's standby, if it
     was restarted, is waited for before its catalog is read."""
     source = job.source
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
-        demands = _demands(job, copied or {}, needs_key=needs_key, appends_keyless=appends_keyless, lists=lists)
+        settings = TableSettings.of(job, copied or {}, used_keys)
+        demands = _demands(job, settings, needs_key=needs_key, appends_keyless=appends_keyless, lists=lists)
         views: list[Finding] = []
         if reads_standby(server, job):
             if reached is not None and slot_exists(connection, job.slot):
@@ -742,14 +744,12 @@ def _not_published_then(job: JobFile, start: WalPosition, tables: Sequence[Table
     )
 
 
-def _demands(
-    job: JobFile, copied: Mapping[TableId, CopiedColumns], *, needs_key: bool, appends_keyless: bool, lists: bool
-) -> Demands:
+def _demands(job: JobFile, settings: TableSettings, *, needs_key: bool, appends_keyless: bool, lists: bool) -> Demands:
     return Demands(
         needs_key=needs_key,
         slot=job.slot,
         publication=job.publication,
-        tables=TableSettings.of(job, copied),
+        tables=settings,
         lists=lists,
         appends_keyless=appends_keyless,
         standby=job.source.standby,

@@ -208,19 +208,39 @@ def test_a_table_without_a_primary_key_needs_an_identity_for_every_sink(postgres
 
 
 @pytest.mark.pitfall(62)
-def test_an_identity_of_an_index_needs_a_key(postgres_source_database: Database) -> None:
-    """The log would lack the whole old row, which a table without a key needs."""
+@pytest.mark.parametrize("demands", [FILES, MIRROR])
+def test_the_index_of_the_identity_is_the_key(postgres_source_database: Database, demands: Demands) -> None:
+    postgres_source_database.execute(
+        "CREATE TABLE public.t (b int NOT NULL UNIQUE, a int NOT NULL, c int, UNIQUE (a, b))",
+        "ALTER TABLE public.t REPLICA IDENTITY USING INDEX t_a_b_key",
+    )
+    found = look(superuser(postgres_source_database), demands)
+    assert refusals(found) == []
+    assert [schema.key for schema in found.schemas.values()] == [("a", "b")]
+    settings = TableSettings(keys={TableId("public", "t"): ("b",)})
+    named = look(superuser(postgres_source_database), replace(demands, tables=settings))
+    assert [schema.key for schema in named.schemas.values()] == [("b",)]
+    used = replace(demands, tables=TableSettings(used_keys={TableId("public", "t"): ("b",)}))
+    for identity, key in (("USING INDEX t_a_b_key", ("a", "b")), ("FULL", ("b",)), ("NOTHING", ())):
+        postgres_source_database.execute(f"ALTER TABLE public.t REPLICA IDENTITY {identity}")
+        found = look(superuser(postgres_source_database), used)
+        assert [schema.key for schema in found.schemas.values()] == [key]
+
+
+@pytest.mark.pitfall(62)
+def test_an_identity_of_an_index_whose_older_rows_may_be_null_is_no_key(postgres18_database: Database) -> None:
+    """The server deletes such rows, and the log lacks which ones."""
     finding = refused(
-        postgres_source_database,
-        "CREATE TABLE public.t (code int NOT NULL UNIQUE, a int)",
+        postgres18_database,
+        "CREATE TABLE public.t (code int UNIQUE, a int)",
+        "INSERT INTO public.t VALUES (NULL, 1)",
+        "ALTER TABLE public.t ADD CONSTRAINT there NOT NULL code NOT VALID",
         "ALTER TABLE public.t REPLICA IDENTITY USING INDEX t_code_key",
+        "CREATE PUBLICATION p FOR TABLE public.t",
         demands=FILES,
     )
-    assert "public.t has no key, and its replica identity is an index" in finding.message
-    (of_mirror,) = refusals(look(superuser(postgres_source_database), MIRROR))
-    assert "source.keys: {public.t: [code]}" in of_mirror.remedy
-    settings = TableSettings(keys={TableId("public", "t"): ("code",)})
-    assert refusals(look(superuser(postgres_source_database), replace(FILES, tables=settings))) == []
+    assert "older rows may have NULL in code" in finding.message
+    postgres18_database.execute("DELETE FROM public.t")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.support.epochs import run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.postgres_roles import role
-from tests.support.remedies import advice_of, parked_remedy, remedy_of, run_through, setting_in
+from tests.support.remedies import parked_remedy, remedy_of, run_through, setting_in
 from tests.support.remedy_ways import mirror_job
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
@@ -104,63 +104,33 @@ def test_a_unique_key_that_is_named_makes_a_mirror_possible(
     assert target.query("SELECT a, b, v FROM copy_events") == [(1, 2, 7)]
 
 
-@pytest.mark.parametrize("way", ["the setting", "the statement"])
-def test_a_table_whose_identity_is_an_index_gets_a_key_or_whole_rows(
-    postgres_database: Database, tmp_path: Path, way: str
+@pytest.mark.parametrize("way", ["NOT NULL", "FULL"])
+def test_a_table_whose_identity_is_an_index_gets_a_valid_one_or_whole_rows(
+    postgres18_database: Database, tmp_path: Path, way: str
 ) -> None:
-    source = postgres_database
+    source = postgres18_database
     source.execute(
-        "CREATE TABLE events (code INT NOT NULL UNIQUE, v INT)",
+        "CREATE TABLE events (code INT UNIQUE, v INT)",
+        "INSERT INTO events VALUES (1, 1), (2, 2), (NULL, 3)",
+        "ALTER TABLE events ADD CONSTRAINT there NOT NULL code NOT VALID",
         "ALTER TABLE events REPLICA IDENTITY USING INDEX events_code_key",
-        "INSERT INTO events VALUES (1, 1), (2, 2), (3, 3)",
     )
     job = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": "./out"})
-    remedy = remedy_of(job, SourceNotUsableError)
-    overrides = (setting_in(remedy),) if way == "the setting" else ()
-    if not overrides:
-        source.execute(remedy.partition(" Or: ")[2].removesuffix("."))
-    run_epochs(job, *overrides)
-    source.execute("UPDATE events SET v = 7 WHERE code = 2", "DELETE FROM events WHERE code = 1")
-    assert run_epochs(job, *overrides) == ["stream"]
+    valid, _, full = remedy_of(job, SourceNotUsableError).partition(" Or: ")
+    if way == "NOT NULL":
+        source.execute("UPDATE events SET code = 3 WHERE code IS NULL", valid.partition(": ")[2].removesuffix("."))
+    else:
+        source.execute(full.removesuffix("."))
+    run_epochs(job)
+    source.execute("UPDATE events SET v = 7 WHERE code = 2", "DELETE FROM events WHERE v = 3")
+    assert run_epochs(job) == ["stream"]
     history = read_history(tmp_path / "out", "public", "events").to_pylist()
     assert [change["_change_type"] for change in history[:3]] == ["insert"] * 3
     changes = [(change["_change_type"], change["code"], change["v"]) for change in history[3:]]
-    if overrides:
-        assert changes == [("update_postimage", 2, 7), ("delete", 1, None)]
+    if way == "NOT NULL":
+        assert changes == [("update_postimage", 2, 7), ("delete", 3, None)]
     else:
-        assert changes == [("delete", 2, 2), ("insert", 2, 7), ("delete", 1, 1)]
-
-
-def test_an_identity_of_an_index_that_a_table_gets_later_parks_it_alone(
-    postgres_database: Database, tmp_path: Path
-) -> None:
-    """Else all of its rows would be read again after each change."""
-    source = postgres_database
-    source.execute(
-        "CREATE TABLE events (code INT NOT NULL UNIQUE, v INT)",
-        "ALTER TABLE events REPLICA IDENTITY FULL",
-        "INSERT INTO events VALUES (1, 1), (2, 2)",
-        "CREATE TABLE orders (id INT PRIMARY KEY)",
-    )
-    sink = {"type": "files", "path": "./out", "on_schema_change": "evolve"}
-    job = write_job(tmp_path, source=source_of(source, on_table_error="park"), sink=sink)
-    run_through(job)
-    source.execute(
-        "ALTER TABLE events REPLICA IDENTITY USING INDEX events_code_key",
-        "UPDATE events SET v = 7 WHERE code = 2",
-        "INSERT INTO orders VALUES (1)",
-    )
-    told = advice_of(job)
-    assert read_history(tmp_path / "out", "public", "orders").num_rows == 1
-    setting = setting_in(told)
-    run_through(job, setting)
-    source.execute("DELETE FROM events WHERE code = 1")
-    run_through(job, setting)
-    history = read_history(tmp_path / "out", "public", "events").to_pylist()[2:]
-    rows = [(change["code"], change["v"]) for change in history]
-    assert [change["_change_type"] for change in history] == ["truncate", "insert", "insert", "delete"]
-    assert sorted(rows[1:3]) == [(1, 1), (2, 7)]
-    assert rows[3] == (1, None)
+        assert changes == [("delete", 2, 2), ("insert", 2, 7), ("delete", None, 3)]
 
 
 def test_a_publication_that_the_role_may_not_create_is_created_by_its_owner(

@@ -119,22 +119,25 @@ def schema_of(
     *,
     exclude_columns: Collection[str] = (),
     key_override: Sequence[str] | None = None,
+    used_key: Sequence[str] = (),
     version: int = 1,
     texts: Collection[str] | None = None,
 ) -> TableSchema:
     """All columns in the server's order, and the key. Generated columns are not captured: the log lacks them. `texts`: the
     columns whose arrays are texts and not lists, None for all; those of the key always are.
 
-    The key is the primary key, else the columns of the unique index that `key_override` names, in the index's order,
-    else (). Raises UnsupportedTypeError for the first captured column that can't be carried, JobFileError for excluded
-    or key columns that are wrong.
+    The key is the primary key, else the columns of the unique index that `key_override` names, in the index's order, else
+    those of the index that is the replica identity, else, if that is FULL, `used_key` if it still is one, else ().
+
+    Raises UnsupportedTypeError for the first captured column that can't be carried, JobFileError for excluded or key columns
+    that are wrong.
     """
     problems = type_problems(facts, exclude_columns)
     if problems:
         raise problems[0][1]
     names = [column.name for column in facts.columns]
     require_excluded_columns(facts.table, names, exclude_columns)
-    key = _key(facts, key_override)
+    key = _key(facts, key_override, used_key)
     require_copied_key(facts.table, key, exclude_columns)
     require_logged_key(facts.table, key, [column.name for column in facts.columns if column.generated])
     columns = []
@@ -200,13 +203,15 @@ def _nothing_found(glob: TableGlob, kinds: Mapping[TableId, str]) -> SourceNotUs
     )
 
 
-def _key(facts: TableFacts, key_override: Sequence[str] | None) -> tuple[str, ...]:
+def _key(facts: TableFacts, key_override: Sequence[str] | None, used_key: Sequence[str]) -> tuple[str, ...]:
     primary = None if facts.primary_key is None else _columns(facts.primary_key)
     require_fitting_override(facts.table, [column.name for column in facts.columns], primary, key_override)
     if primary is not None:
         return primary
     if key_override is None:
-        return ()
+        of_identity = [index for index in facts.keys if facts.identity == "index" and index.of_identity]
+        used = [index for index in facts.keys if facts.identity == "full" and set(index.columns) == set(used_key)]
+        return next((_columns(index) for index in (*of_identity, *used)), ())
     named = [index for index in facts.keys if set(index.columns) == set(key_override)]
     if named:
         return _columns(min(named, key=lambda index: not index.of_identity))

@@ -87,6 +87,7 @@ def preflight(
             facts,
             exclude_columns=excluded,
             key_override=demands.tables.keys.get(table),
+            used_key=demands.tables.used_keys.get(table, ()),
             texts=demands.texts(table),
         )
         findings += [*check_rows(facts, tables), *problems]

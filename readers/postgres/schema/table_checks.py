@@ -20,13 +20,16 @@ def check_columns(
     *,
     exclude_columns: Collection[str],
     key_override: tuple[str, ...] | None,
+    used_key: tuple[str, ...] = (),
     texts: Collection[str] | None = None,
 ) -> tuple[TableSchema | None, list[Finding]]:
     """The table's schema, or why it has none; and which columns the log lacks."""
     schema, problems = schema_or_findings(
         facts.table,
         type_problems(facts, exclude_columns),
-        lambda: schema_of(facts, exclude_columns=exclude_columns, key_override=key_override, texts=texts),
+        lambda: schema_of(
+            facts, exclude_columns=exclude_columns, key_override=key_override, used_key=used_key, texts=texts
+        ),
     )
     if schema is None:
         return None, problems
@@ -186,7 +189,7 @@ def check_identity(facts: TableFacts, schema: TableSchema, publishing: Publishin
             )
         ]
     if facts.identity == "index" and not schema.key and publishing is not None:
-        return [_index_without_key(facts)]
+        return [_index_with_nulls(facts)]
     missing = [name for name in schema.key if name not in covered]
     if not missing:
         return []
@@ -199,13 +202,15 @@ def check_identity(facts: TableFacts, schema: TableSchema, publishing: Publishin
     ]
 
 
-def _index_without_key(facts: TableFacts) -> Finding:
-    """Refuses a table whose rows the log names by an index that is not the job's key."""
-    (columns,) = [tuple(filter(None, index.columns)) for index in facts.keys if index.of_identity]
+def _index_with_nulls(facts: TableFacts) -> Finding:
+    """Refuses a table whose replica identity is an index that is no key, because NOT NULL of its columns is NOT VALID (18)."""
+    table = quote_table(facts.table)
+    names = sorted(name for name in facts.identity_columns or () if facts.column(name).nullable)
+    alter = ", ".join(f"ALTER COLUMN {quote_identifier(name)} SET NOT NULL" for name in names)
     return refusal(
-        f"{facts.table} has no key, and its replica identity is an index: the log has no whole old row of an UPDATE or DELETE.",
-        f"Name the columns of the index: {setting_of('source.keys', facts.table, list(columns))}. Or: "
-        f"ALTER TABLE {quote_table(facts.table)} REPLICA IDENTITY FULL.",
+        f"The replica identity of {facts.table} is an index, and older rows may have NULL in {', '.join(names)}: NOT NULL is "
+        "not valid for them. So the index is no key, and the log has no whole old row of an UPDATE or DELETE.",
+        f"Give rows with NULL a value, then: ALTER TABLE {table} {alter}. Or: ALTER TABLE {table} REPLICA IDENTITY FULL.",
         table=facts.table,
     )
 

@@ -188,7 +188,7 @@ class TableFacts:
             case "default":
                 return None if self.primary_key is None else frozenset(filter(None, self.primary_key.columns))
             case "index":
-                index = next((index for index in self.keys if index.of_identity), None)
+                index = next((index for index in self.indexes if index.of_identity and index.exact), None)
                 return None if index is None else frozenset(filter(None, index.columns))
             case "nothing":
                 return None
