@@ -196,6 +196,8 @@ def _parts(text: str, form: str) -> tuple[tuple[str, bool], tuple[str, bool]]:
         raise ValueError(f"must be {form}; '{text}' names no database")
     if len(found) > 2 and at == len(text) + 1:
         raise ValueError(f"must be {form}; a name with a dot must be in backticks: shop.`orders.2024`")
+    if re.search(r"[\s`]", text):
+        raise ValueError(f"must be {form}; a name with a space or a backtick must be in backticks: shop.`old orders`")
     raise ValueError(f"must be {form}")
 
 

@@ -310,6 +310,11 @@ REFUSED = [
         "'orders' names no database; found: orders",
     ),
     (
+        "source.tables=[my shop.orders]",
+        'source.tables[0]: must be a table or glob as database.table, like shop.orders or "shop.*"; '
+        "a name with a space or a backtick must be in backticks: shop.`old orders`; found: my shop.orders",
+    ),
+    (
         "source.tables=[{a: b}]",
         'source.tables[0]: must be a table or glob as database.table, like shop.orders or "shop.*"',
     ),
