@@ -229,7 +229,8 @@ class Source(Section):
         Written("a mapping from tables to lists of columns"),
     ] = Field(
         {},
-        description="For each table without a primary key: the columns that identify a row, a unique key without NULLs.",
+        description="For each table without a primary key: the columns that identify a row, a unique key without NULLs. "
+        "PostgreSQL: none are needed where the replica identity is an index (`REPLICA IDENTITY USING INDEX`).",
         examples=[{"shop.events": ["event_uuid"]}],
     )
     server_ids: ServerIds | None = Field(
