@@ -92,7 +92,7 @@ def root_cause(error: BaseException) -> str:
             cause = cause.getCause()
         text = str(cause)
     else:
-        causes = _CAUSE.findall(getattr(error, "_stackTrace", None) or "")
+        causes = _CAUSE.findall(getattr(error, "_stackTrace", None) or str(error))
         text = causes[-1] if causes else str(error)
     return next(iter(text.strip().splitlines()), type(error).__name__)
 

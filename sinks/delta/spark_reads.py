@@ -6,13 +6,15 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.sinks.delta.errors import root_cause
 from tidemark.sinks.delta.staging_places import spark_url
@@ -22,7 +24,10 @@ if TYPE_CHECKING:  # most jobs need no fsspec
     from tidemark.state.checkpoint.object_store import S3Store
 
 PROBE_SECONDS = 60.0
-"""The time for reading one small file. With wrong settings, Hadoop may try for a quarter of an hour."""
+"""The time in which each executor reads one small file, once there is one. With wrong settings, Hadoop may try for a quarter of
+an hour."""
+MAX_TASKS = 32
+"""Executors that are asked. Each is one more scan in the plan of one query."""
 _LACKS_CLASSES = re.compile(
     r"ClassNotFound|NoClassDefFound|NoSuchMethodError|NoSuchFieldError|IncompatibleClassChange|AbstractMethodError"
     r"|No FileSystem for scheme|UnsupportedFileSystem"
@@ -38,8 +43,8 @@ class SparkReads:
     _reads_bucket: bool | None = None
 
     def bucket(self, session: Callable[[], SparkSession], store: "S3Store", tell: Callable[[str], None]) -> bool:
-        """Returns whether an executor can read a file that this process has put into the checkpoint. If not, `tell` gets the
-        reason and what would help."""
+        """Returns whether the executors can read a file that this process has put into the checkpoint. If not, `tell` gets the
+        reason and what would help. Waits for an executor, as the epoch that follows would."""
         if self._reads_bucket is None:
             why = self._why_not(session(), store)
             self._reads_bucket = why is None
@@ -52,18 +57,49 @@ class SparkReads:
         content = pa.BufferOutputStream()
         pq.write_table(pa.table({"mark": [mark]}), content)
         store.create(name, content.getvalue())
+        count = _executor_count(session)
         try:
-            found = _in_time(session, lambda: _read(session, f"{spark_url(store)}/{name}"))
+            found = _in_time(session, lambda: _read(session, f"{spark_url(store)}/{name}", count))
         except (Py4JJavaError, PySparkException, TimeoutError) as error:
             return _explained(store, root_cause(error), _hadoop_version(session))
         finally:
             store.delete(name)
-        return None if found == [mark] else _explained(store, "it finds another file", _hadoop_version(session))
+        return None if set(found) == {mark} else _explained(store, "it finds another file", _hadoop_version(session))
 
 
-def _read(session: SparkSession, url: str) -> list[str]:
+def _executor_count(session: SparkSession) -> int:
+    """Returns how many executors there are, at most MAX_TASKS. Waits for the first one, as long as Spark does."""
+    context = session.sparkContext
+    context.setJobDescription("tidemark: wait for an executor")
+    session.range(1).collect()
+    known = int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1  # with the driver
+    return min(max(known, 1), MAX_TASKS)
+
+
+def _read(session: SparkSession, url: str, count: int) -> list[str]:
+    """Lets `count` tasks read the file: Spark gives each free executor one. Raises PySparkException if one has failed, also if
+    another executor could do it."""
     reader = session.read.schema("mark string").option("__globPaths__", "false")
-    return [row.mark for row in reader.parquet(url).collect()]
+    marks = [row.mark for row in reduce(DataFrame.unionAll, [reader.parquet(url)] * count).collect()]
+    if (failure := _failure(session.sparkContext)) is not None:
+        raise PySparkException(failure)
+    return marks
+
+
+def _failure(context: SparkContext) -> str | None:
+    """Returns the error of a task of this thread's job group, None if none has failed. A lost executor says nothing about the
+    bucket."""
+    jvm = context._jsc.sc()
+    jvm.listenerBus().waitUntilEmpty()  # the status is kept by a listener
+    tracker, store = context.statusTracker(), jvm.statusStore()
+    for job in map(tracker.getJobInfo, tracker.getJobIdsForGroup(context.getLocalProperty("spark.jobGroup.id"))):
+        for stage in () if job is None else job.stageIds:
+            tasks = store.taskList(stage, 0, 10 * MAX_TASKS)
+            errors = [found.get() for i in range(tasks.size()) if (found := tasks.apply(i).errorMessage()).isDefined()]
+            failure = next((error for error in errors if not error.startswith("ExecutorLostFailure")), None)
+            if failure is not None:
+                return str(failure)
+    return None
 
 
 def _in_time(session: SparkSession, read: Callable[[], list[str]]) -> list[str]:

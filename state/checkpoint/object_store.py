@@ -7,8 +7,8 @@ the machine's role), on the driver and on every executor.
 import os
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,9 @@ class S3Store:
         with self._explained():
             try:
                 return pa.py_buffer(self._files.cat_file(self._path(name)))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if _answer(error).get("Error", {}).get("Code") == "NoSuchBucket":
+                    raise
                 return None
 
     def read_end(self, name: str, byte_count: int) -> pa.Buffer | None:
@@ -71,7 +73,7 @@ class S3Store:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Any]:
-        """Opens a file for reading. Only what is read is fetched. Raises FileNotFoundError."""
+        """Opens a file for reading. Only what is read is fetched. Raises FileNotFoundError. The reader's errors are its own."""
         with self._explained():
             try:
                 file = self._files.open(self._path(name), "rb", cache_type="none")
@@ -79,8 +81,8 @@ class S3Store:
                 file = None
         if file is None:
             raise FileNotFoundError(name)
-        with self._explained(), file:
-            yield file
+        with file:
+            yield _Reading(file, self._explained)
 
     def exists(self, name: str) -> bool:
         with self._explained():
@@ -151,13 +153,54 @@ class S3Store:
             ) from exc
         except (OSError, BotoCoreError, ClientError) as exc:
             raise CheckpointError(
-                f"The checkpoint {self.url} can't be reached or used: {exc}.",
+                f"{_what_failed(self.url, exc)}: {exc}.",
                 "Check the bucket, and the account, region and endpoint in the environment of driver and executors.",
             ) from exc
 
 
+class _Reading:
+    """An open file whose requests are `explained`, and what its reader makes of the content is not."""
+
+    def __init__(self, file: Any, explained: Callable[[], AbstractContextManager[None]]) -> None:
+        self._file, self._explained = file, explained
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, byte_count: int = -1) -> bytes:
+        with self._explained():
+            content: bytes = self._file.read(byte_count)
+        return content
+
+
+def _what_failed(url: str, error: Exception) -> str:
+    from botocore.exceptions import (
+        EndpointConnectionError,
+        HTTPClientError,
+        NoCredentialsError,
+        PartialCredentialsError,
+    )
+
+    match error:
+        case FileNotFoundError():
+            return f"The bucket of the checkpoint {url} does not exist there"
+        case PermissionError():
+            return f"The account may not use the checkpoint {url}"
+        case NoCredentialsError() | PartialCredentialsError():
+            return f"There is no account for the checkpoint {url}"
+        case EndpointConnectionError() | HTTPClientError():
+            return f"The checkpoint {url} can't be reached"
+        case _:
+            return f"The checkpoint {url} can't be used"
+
+
 def _status(error: OSError) -> int | None:
-    """Returns the server's HTTP status. s3fs translates it to the errors of a local filesystem."""
-    response = getattr(error.__cause__, "response", {})
-    status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    """Returns the server's HTTP status."""
+    status: int | None = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status
+
+
+def _answer(error: OSError) -> dict[str, Any]:
+    """Returns the server's answer, which s3fs translates to the errors of a local filesystem."""
+    answer: dict[str, Any] = getattr(error.__cause__, "response", {})
+    return answer

@@ -9,10 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.s3 import Application, s3_server
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.checkpoint.object_store import S3Store
 from tidemark.state.checkpoint.store import CheckpointStore, open_store, require_create_if_absent
 from tidemark.state.errors import CheckpointError, JobFileError
 
@@ -120,7 +124,7 @@ def test_an_answer_that_was_cut_is_asked_for_again() -> None:
         left = 1
         assert store.read("published/e1-s1") == content
         left = 100
-        with pytest.raises(CheckpointError, match="can't be reached or used"):
+        with pytest.raises(CheckpointError, match="can't be used"):
             store.read("published/e1-s1")
 
 
@@ -222,8 +226,94 @@ def test_a_server_that_overwrites_is_refused() -> None:
 
 
 def test_a_missing_bucket_is_no_empty_checkpoint() -> None:
-    with s3_server(), pytest.raises(CheckpointError, match="can't be reached or used"):
-        open_store("s3://elsewhere/job").create("job", b"x")
+    with s3_server():
+        store = open_store("s3://elsewhere/job")
+        for use in (lambda: store.create("job", b"x"), lambda: store.read("job"), lambda: store.list("plans")):
+            with pytest.raises(CheckpointError, match="The bucket of the checkpoint s3://elsewhere/job does not exist"):
+                use()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("403 Forbidden", "AccessDenied"),
+        ("403 Forbidden", "SignatureDoesNotMatch"),
+        ("400 Bad Request", "ExpiredToken"),
+    ],
+)
+def test_an_account_that_is_refused_is_told(answer: str, code: str) -> None:
+    refuses = False
+
+    def refusing(server: Application) -> Application:
+        def answered(environ: dict[str, Any], start_response: Any) -> Any:
+            if not refuses:
+                return server(environ, start_response)
+            body = f"<Error><Code>{code}</Code><Message>Not you</Message></Error>".encode()
+            start_response(answer, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+            return [body]
+
+        return answered
+
+    with s3_server(refusing) as bucket:
+        store = open_store(f"{bucket}/job")
+        store.create("job", b"x")
+        refuses = True
+        for use in (lambda: store.create("plans/e1", b"x"), lambda: store.read("job"), lambda: store.list("plans")):
+            with pytest.raises(CheckpointError, match=f"The account may not use the checkpoint {bucket}/job: Not you"):
+                use()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", "can't be reached: Could not connect to the endpoint"),
+        ("AWS_ACCESS_KEY_ID", None, "There is no account for the checkpoint"),
+    ],
+)
+def test_a_server_or_an_account_that_is_not_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, expected: str
+) -> None:
+    with s3_server() as bucket, monkeypatch.context() as patch:
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+        if value is None:
+            patch.delenv("AWS_SECRET_ACCESS_KEY")
+            patch.delenv(name)
+        else:
+            patch.setenv(name, value)
+        fsspec.filesystem("s3").clear_instance_cache()
+        with pytest.raises(CheckpointError, match=expected):
+            open_store(f"{bucket}/job").read("job")
+
+
+def test_an_error_of_the_reader_is_none_of_the_bucket() -> None:
+    """Such as of Arrow, about a damaged file. But one of the store is, while the file is being read."""
+    is_gone = False
+
+    def refusing(server: Application) -> Application:
+        def answered(environ: dict[str, Any], start_response: Any) -> Any:
+            if not is_gone:
+                return server(environ, start_response)
+            start_response("403 Forbidden", [("Content-Length", "0")])
+            return [b""]
+
+        return answered
+
+    whole, table = pa.BufferOutputStream(), pa.table({"v": ["rows"] * 1000})
+    pq.write_table(table, whole, use_dictionary=False, compression="none")
+    content = whole.getvalue().to_pybytes()
+    with s3_server(refusing) as bucket:
+        store = S3Store(f"{bucket}/job")
+        store.create("whole", content)
+        store.create("damaged", b"PAR1" + bytes(1000) + content[1004:])
+        with store.opened("whole") as file:
+            assert pq.read_table(file) == table
+        with pytest.raises(OSError, match="page header"), store.opened("damaged") as file:
+            pq.read_table(file)
+        with store.opened("whole") as file:
+            is_gone = True
+            with pytest.raises(CheckpointError, match="The account may not use the checkpoint"):
+                pq.read_table(file)
 
 
 @pytest.mark.parametrize(

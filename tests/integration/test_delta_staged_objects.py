@@ -12,8 +12,8 @@ from tests.support.change_parts import DELETE, INSERT, ORDERS, SCHEMAS, UPDATE, 
 from tests.support.delta import published, rows_of_delta, write_epochs
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
-from tests.support.s3 import Application, s3_server
-from tests.support.s3a import reads
+from tests.support.s3 import s3_server
+from tests.support.s3a import Faults, reads
 from tests.support.servers import Database
 from tidemark.jobs import engine
 from tidemark.jobs.spark.sessions import SparkSessions
@@ -33,25 +33,6 @@ JOB = JobIdentity("7b7b7b7b-0000-4000-8000-000000000005", "objects")
 
 def order(number: int, customer: str = "Ada") -> tuple[Any, ...]:
     return number, customer, Decimal("1.50"), 0, None
-
-
-class Faults:
-    """Between Spark and the server: answers Spark's own requests for files in its place, while there is an `answer`."""
-
-    def __init__(self) -> None:
-        self.answer: str | None = None
-        self.left, self.given = 0, 0
-
-    def __call__(self, server: Application) -> Application:
-        def answered(environ: dict[str, Any], start_response: Any) -> Any:
-            of_spark = not environ["HTTP_USER_AGENT"].startswith("aiobotocore") and environ["REQUEST_METHOD"] == "GET"
-            if not of_spark or self.answer is None or self.left == 0 or "list-type" in environ["QUERY_STRING"]:
-                return server(environ, start_response)
-            self.left, self.given = self.left - 1, self.given + 1
-            start_response(self.answer, [("Content-Length", "0")])
-            return [b""]
-
-        return answered
 
 
 @pytest.fixture(scope="module")

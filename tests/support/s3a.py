@@ -7,12 +7,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from devtools.server_packages import WITHOUT_JAVA, built_once, cache_folder, run
+from tests.support.s3 import Application
 
 HADOOP, AWS_SDK, ACCELERATOR = "3.5.0", "2.35.4", "1.3.1"
 """The versions of Spark's Hadoop, and those that its hadoop-aws names."""
@@ -73,6 +75,25 @@ def reads(session: SparkSession, **settings: str) -> Iterator[None]:
     finally:
         for name in hadoop_settings() | given:
             hadoop.unset(name)
+
+
+class Faults:
+    """Between Spark and the server: answers Spark's own requests for files in its place, while there is an `answer`."""
+
+    def __init__(self) -> None:
+        self.answer: str | None = None
+        self.left, self.given = 0, 0
+
+    def __call__(self, server: Application) -> Application:
+        def answered(environ: dict[str, Any], start_response: Any) -> Any:
+            of_spark = not environ["HTTP_USER_AGENT"].startswith("aiobotocore") and environ["REQUEST_METHOD"] == "GET"
+            if not of_spark or self.answer is None or self.left == 0 or "list-type" in environ["QUERY_STRING"]:
+                return server(environ, start_response)
+            self.left, self.given = self.left - 1, self.given + 1
+            start_response(self.answer, [("Content-Length", "0")])
+            return [b""]
+
+        return answered
 
 
 def hadoop_settings() -> dict[str, str]:

@@ -30,9 +30,10 @@ def asked(
 ) -> tuple[bool, list[str], list[str]]:
     """Asks where Spark reads as `read` does. Returns the answer, what was told, and the files that were to be read."""
     urls, told = list[str](), list[str]()
-    session: Any = SimpleNamespace(sparkContext=MagicMock())
+    session: Any = SimpleNamespace(sparkContext=MagicMock(), range=MagicMock())
     session.sparkContext._jvm.org.apache.hadoop.util.VersionInfo.getVersion.return_value = "9.9.9"
-    patch.setattr(spark_reads, "_read", lambda _, url: urls.append(url) or read(url))
+    session.sparkContext._jsc.sc().getExecutorMemoryStatus().size.return_value = 2
+    patch.setattr(spark_reads, "_read", lambda _, url, count: urls.extend([url] * count) or read(url))
     reads = SparkReads()
     found = {reads.bucket(lambda: session, store, told.append) for _ in range(3)}
     assert len(found) == 1
