@@ -79,6 +79,10 @@ class Signal:
         return f"{self.kind} {more}".rstrip()
 
 
+NOT_PAUSED = "It was not paused."
+"""The answer to a `resume` that has nothing to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The job's answer. `accepted` False: it did nothing, and `text` says why. `at_us`: microseconds since 1970."""

@@ -18,7 +18,7 @@ from tidemark.jobs.signals.requests import signal_that_accepts, signals_about, s
 from tidemark.jobs.signals.steering import kept_log, steering_at
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState
-from tidemark.state.signals import Answer, Signal, SignalKind
+from tidemark.state.signals import NOT_PAUSED, Answer, Signal, SignalKind
 from tidemark.state.table import TableId
 
 _OF_TABLES = {
@@ -119,7 +119,7 @@ def list_signals(job: JobFile) -> None:
     state = required_state(checkpoint, job)
     signals = checkpoint.signals()
     progress = read_progress(checkpoint, job, state, checkpoint.committed_epoch())
-    newest = {signal.table: number for number, (signal, _) in signals.items() if not signal.is_partial}
+    newest = {signal.table: number for number, (signal, answer) in signals.items() if _reads(signal, answer)}
     repairs = _repairs(checkpoint, job, state)
     drawn = Table(box=None, pad_edge=False)
     for heading in ("signal", "given", "what", "state"):
@@ -152,6 +152,12 @@ def _repairs(checkpoint: Checkpoint, job: JobFile, state: JobState) -> dict[int,
     return told
 
 
+def _reads(signal: Signal, answer: Answer | None) -> bool:
+    """True if because of the signal all rows of its table are read."""
+    of_table = signal.table is not None and not signal.is_partial and signal.kind in {"resnapshot", "resume"}
+    return of_table and answer is not None and answer.accepted and answer.text != NOT_PAUSED
+
+
 def _state_of(
     signal: Signal, answer: Answer | None, state: JobState, progress: JobProgress | None, *, is_newest: bool
 ) -> str:
@@ -159,9 +165,8 @@ def _state_of(
         return "requested"
     if not answer.accepted:
         return f"failed {time_text(answer.at_us)}: {answer.text}"
-    reads = signal.table is not None and signal.kind in {"resnapshot", "resume"}
     is_in_job = any(schema.table == signal.table for schema in state.schemas)
-    if not reads or not is_newest or not is_in_job:
+    if not is_newest or not is_in_job:
         return f"done {time_text(answer.at_us)}: {answer.text}"
     tables = () if progress is None else progress.tables
     table = next((table for table in tables if table.table == str(signal.table)), None)

@@ -25,7 +25,7 @@ from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.plan import Exhausted
 from tidemark.state.remedies import in_shell
-from tidemark.state.signals import OF_THE_FILE, Answer, Signal, Steering, steering_of
+from tidemark.state.signals import NOT_PAUSED, OF_THE_FILE, Answer, Signal, Steering, steering_of
 from tidemark.state.table import TableId
 
 SETTINGS = (
@@ -120,7 +120,7 @@ def _answer(job: JobFile, state: JobState, signal: Signal, now: Steering) -> Ans
         case "pause":
             text = "The job is paused."
         case "resume":
-            text = "It was not paused." if now.paused_us is None and now.stopped_us is None else "The job continues."
+            text = NOT_PAUSED if now.paused_us is None and now.stopped_us is None else "The job continues."
         case "stop-snapshot":
             accepted = job.has_snapshot
             text = "No more splits are read." if accepted else f"Mode {job.mode} reads no splits."

@@ -2,6 +2,7 @@
 themselves."""
 
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,7 +41,7 @@ from tidemark.state.partitions import Partition, WatchedTable
 from tidemark.state.phase import Phase
 from tidemark.state.plan import Exhausted, LogWork
 from tidemark.state.remedies import in_shell, read_again, reason, resnapshot_of
-from tidemark.state.signals import UNSTEERED, Answer, Signal, SignalKind, steering_of
+from tidemark.state.signals import NOT_PAUSED, UNSTEERED, Answer, Signal, SignalKind, steering_of
 from tidemark.state.table import TableId, TableSchema
 
 MAX_REASONS = 3
@@ -479,9 +480,10 @@ def answer_signals(
     be for. `seen`: the signals that were open when this start began; later ones wait for the next start."""
     checkpoint = Checkpoint.at(job.checkpoint)
     known = {schema.table for schema in before.schemas} | before.left_tables
-    newest = {signal.table: number for number, signal in _open_signals(checkpoint).items() if number in seen}
-    steering = steering_of(checkpoint.signals().values()) if newest else UNSTEERED
-    for number, signal in _open_signals(checkpoint).items():
+    signals = _open_signals(checkpoint)
+    replaced = _replaced([(number, signal) for number, signal in signals.items() if number in seen])
+    steering = steering_of(checkpoint.signals().values()) if signals else UNSTEERED
+    for number, signal in signals.items():
         table = signal.table
         if table is None or number not in seen:
             continue
@@ -491,7 +493,7 @@ def answer_signals(
             text = f"Mode {job.mode} can't read rows again."
         elif table not in known:
             text = "The job does not copy this table."
-        elif newest[table] != number:
+        elif number in replaced:
             text = "A later signal has replaced it."
         elif signal.kind == "pause":
             text = None if left is not None and left.paused else "The table could not leave the job."
@@ -504,7 +506,7 @@ def answer_signals(
                 state = still_parked(job, checkpoint, state, [table], text)
         accepted = how_read_again(is_replaced=table in state.came_back and state.came_back[table].is_replaced)
         if signal.kind == "resume" and table not in before.left_tables:
-            accepted = "The reading of its rows continues." if stopped else "It was not paused."
+            accepted = "The reading of its rows continues." if stopped else NOT_PAUSED
         if signal.kind == "pause":
             accepted = "It has left the job, and its copy stays as it is."
         checkpoint.create_answer(number, Answer(text is None, accepted if text is None else text, _now_us()))
@@ -562,6 +564,18 @@ def _newest_signals(checkpoint: Checkpoint) -> dict[TableId, SignalKind]:
     return {signal.table: signal.kind for signal in _open_signals(checkpoint).values() if signal.table is not None}
 
 
+def _replaced(signals: Sequence[tuple[int, Signal]]) -> set[int]:
+    """Returns the numbers of those signals instead of which later ones count. After a resume, rows are read that an earlier
+    signal has asked for."""
+    replaced, later = set[int](), defaultdict[TableId | None, list[SignalKind]](list)
+    for number, signal in reversed(signals):
+        kinds = later[signal.table]
+        if kinds and (signal.kind != "resnapshot" or "resnapshot" in kinds or kinds[0] == "pause"):
+            replaced.add(number)
+        kinds.append(signal.kind)
+    return replaced
+
+
 def _to_read_again(job: JobFile) -> frozenset[TableId]:
     """The tables that are to come back, by signals that nobody has answered yet."""
     if job.mode != "full+incremental":
@@ -576,7 +590,7 @@ def _leaving_by_signals(job: JobFile, state: JobState) -> dict[TableId, SignalKi
     if job.mode != "full+incremental":
         return {}
     came_back = state.came_back
-    wanted = dict[TableId, SignalKind]()
+    wanted, asked = dict[TableId, SignalKind](), set[TableId]()
     for signal in _open_signals(Checkpoint.at(job.checkpoint)).values():
         table = signal.table
         if table is None:
@@ -584,9 +598,12 @@ def _leaving_by_signals(job: JobFile, state: JobState) -> dict[TableId, SignalKi
         wanted.pop(table, None)  # the newest signal counts
         # A signal that was taken before has no answer if the run that took it died.
         was_taken = table in came_back and came_back[table].at_us > signal.at_us
-        selected = job.source.selects(table.database, table.name)
-        if signal.kind == "pause" or (signal.kind == "resnapshot" and selected and not was_taken):
+        if signal.kind == "resnapshot" and job.source.selects(table.database, table.name) and not was_taken:
+            asked.add(table)
+        if signal.kind == "pause":
             wanted[table] = signal.kind
+        elif table in asked:  # also after a resume: only a pause takes it back
+            wanted[table] = "resnapshot"
     return wanted
 
 

@@ -98,6 +98,53 @@ def test_a_paused_table_leaves_the_others_go_on_and_resume_reads_it_again(
     assert not case.state.left
 
 
+@pytest.mark.parametrize("is_paused_between", [False, True])
+def test_a_resume_leaves_a_resnapshot_in_force(
+    mysql_case: Case, capsys: pytest.CaptureFixture[str], *, is_paused_between: bool
+) -> None:
+    """Both come before the driver looks. The table is not paused, or was to be."""
+    case = mysql_case
+    case.run()
+    known = case.state.came_back
+    resnapshot(case.job, [case.customers])
+    if is_paused_between:
+        pause(case.job, [case.customers])
+    resume(case.job, [case.customers])
+    case.run()
+    assert case.state.came_back != known
+    case.assert_table_copied("customers")
+    answers = [answer for _, answer in case.checkpoint.signals().values()]
+    assert [answer.accepted for answer in answers] == [True, *([False] if is_paused_between else []), True]
+    assert "rows are read again" in answers[0].text
+
+
+def test_the_list_shows_how_far_a_reading_is_after_signals_that_read_nothing(
+    mysql_case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = mysql_case
+    small = ("snapshot.split_rows=5", "snapshot.parallelism=1")
+    case.run()
+    resnapshot(case.job, [case.customers])
+    case.run(*small, at_most=1)
+
+    def told() -> str:
+        capsys.readouterr()
+        list_signals(case.job)
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "Read so far:" in told()
+    resume(case.job, [case.customers])
+    stop_snapshot(case.job, [case.customers])
+    assert "Read so far:" in told()
+    with pytest.raises(PausedError, match="A signal has stopped the reading of rows"):
+        case.run(*small)
+    assert "Read so far:" in told()
+    resume(case.job, [case.customers])
+    case.run()
+    assert "Read so far:" not in told()
+    assert "its rows have been read" in told()
+
+
 def test_a_signal_from_a_machine_whose_clock_is_behind_is_followed(
     mysql_case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
