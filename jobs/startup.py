@@ -260,7 +260,7 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
         error, job, state, events, trouble.began_us, at_start=True
     ):
         return True
-    if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state):
+    if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state, trouble.signals):
         trouble.refused.add(error.table)
         return True
     known = {schema.table for schema in state.schemas}
@@ -388,10 +388,12 @@ def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None,
             steering = answer_steering(job, state)
             require_goes_on(job, steering)
             trouble.signals = open_signals(Checkpoint.at(job.checkpoint))
-            state = pause_left(job, state)
+            state = pause_left(job, state, trouble.signals)
         state = _without_leaving_tables(job, state, events, trouble, opens=opens)
     try:
-        with find_source(to_be_found(job, state, trouble.refused | trouble.kept), state) as found:
+        # Later signals wait for the next start: they must not change what is done for these.
+        seen = trouble.signals if opens else None
+        with find_source(to_be_found(job, state, trouble.refused | trouble.kept, seen), state) as found:
             state = _checked_state(job, found, events, admit, trouble)
             if is_new and trouble.rows is not None:
                 trouble.rows.look_now(events)
@@ -428,12 +430,12 @@ def _without_leaving_tables(
 ) -> JobState:
     """Takes tables out of the job, or notes that they are to leave once an unfinished epoch is committed. `opens` False: the
     job is only held. Then no signal is taken, and tables stay if there is such an epoch."""
-    leaving = leaving_tables(job, state, with_signals=opens)
+    leaving = leaving_tables(job, state, trouble.signals)
     if not leaving:
         return state
     checkpoint = Checkpoint.at(job.checkpoint)
     if unfinished_epoch(checkpoint) is None or (opens and not stays_unfinished(job, checkpoint, state)):
-        return take_out(job, state, leaving, events)
+        return take_out(job, state, leaving, events, trouble.signals)
     if opens:
         trouble.kept |= {schema.table for schema in leaving}
     return state

@@ -77,21 +77,23 @@ def unfinished_epoch(checkpoint: Checkpoint) -> int | None:
     return None
 
 
-def leaving_tables(job: JobFile, state: JobState, *, with_signals: bool) -> list[TableSchema]:
+def leaving_tables(job: JobFile, state: JobState, seen: Collection[int] | None) -> list[TableSchema]:
     """The tables of the job that are to leave it: `source.exclude_tables` names them, or a signal pauses them or has their rows
-    read again."""
-    leaving = _leaving_by_signals(job, state) if with_signals else {}
+    read again. `seen`: the signals that count; None: all."""
+    leaving = _leaving_by_signals(job, state, seen)
     return [schema for schema in state.schemas if is_excluded(job, schema.table) or schema.table in leaving]
 
 
-def take_out(job: JobFile, state: JobState, leaving: Iterable[TableSchema], events: Events) -> JobState:
+def take_out(
+    job: JobFile, state: JobState, leaving: Iterable[TableSchema], events: Events, seen: Collection[int]
+) -> JobState:
     """Takes tables of `leaving_tables` out of the job, durably. Their copies stay as they are until the tables come back.
 
     Nothing of them is read any more. Splits that are not read yet are left out, and an epoch of the log that nobody has read to
     its end is read without them: a table that can't be read does not hold up the others.
     """
     tables = list(leaving)
-    by_signals = _leaving_by_signals(job, state)
+    by_signals = _leaving_by_signals(job, state, seen)
     paused = {table for table, kind in by_signals.items() if kind == "pause"}
     for schema in tables:
         why = "It is in exclude_tables" if is_excluded(job, schema.table) else "A signal has paused it"
@@ -102,10 +104,10 @@ def take_out(job: JobFile, state: JobState, leaving: Iterable[TableSchema], even
     return state
 
 
-def pause_left(job: JobFile, state: JobState) -> JobState:
+def pause_left(job: JobFile, state: JobState, seen: Collection[int]) -> JobState:
     """Pauses tables that have left the job already, such as parked ones, if signals ask for it, durably."""
     checkpoint = Checkpoint.at(job.checkpoint)
-    wanted = {table for table, kind in _newest_signals(checkpoint).items() if kind == "pause"}
+    wanted = {table for table, kind in _newest_signals(checkpoint, seen).items() if kind == "pause"}
     leaving = tuple(
         replace(left, why="", at_us=_now_us(), heals=0, paused=True)
         for left in state.left
@@ -214,7 +216,7 @@ def _may_leave(
     if is_set_back and job.mode != "full+incremental":
         return False  # it could not come back
     may_be_wanted = is_lost or is_set_back
-    is_wanted = may_be_wanted and error.table in {s.table for s in leaving_tables(job, state, with_signals=True)}
+    is_wanted = may_be_wanted and error.table in {s.table for s in leaving_tables(job, state, None)}
     # Somebody has set the copy back, perhaps on purpose. With `stop` a person decides.
     heals_itself = heals and error.is_cured_by_reading and not is_set_back
     if job.source.on_table_error == "stop" and not (is_ignored or is_wanted or heals_itself):
@@ -393,12 +395,17 @@ def way_back(job: JobFile, left: Left) -> str:
     return f"{by_itself}{read_again(_name(left.table))} To leave it as it is, name it in source.exclude_tables."
 
 
-def to_be_found(job: JobFile, state: JobState | None, without: Collection[TableId] = ()) -> JobFile:
+def to_be_found(
+    job: JobFile,
+    state: JobState | None,
+    without: Collection[TableId] = (),
+    seen: Collection[int] | None = None,
+) -> JobFile:
     """Returns the job file without the tables that stay parked or are excluded, and those of `without`: their trouble must not
-    stop the others. Raises TablesParkedError if no table is left."""
+    stop the others. `seen`: the signals that count; None: all. Raises TablesParkedError if no table is left."""
     if state is None:
         return job
-    parked = [left.table for left in state.left if not _may_come_back(job, left)]
+    parked = [left.table for left in state.left if not _may_come_back(job, left, seen)]
     hidden = dict.fromkeys((*parked, *without))
     found = without_tables(job, hidden)
     if not found.source.tables and not state.schemas and has_away(job, state):
@@ -426,8 +433,8 @@ def _with_source(job: JobFile, **settings: Any) -> JobFile:
     return job.model_copy(update={"source": job.source.model_copy(update=settings)})
 
 
-def _may_come_back(job: JobFile, left: Left) -> bool:
-    return _is_wanted_back(job, left) or left.table in _to_read_again(job)
+def _may_come_back(job: JobFile, left: Left, seen: Collection[int] | None) -> bool:
+    return _is_wanted_back(job, left) or left.table in _to_read_again(job, seen)
 
 
 def known_tables(job: JobFile, state: JobState) -> frozenset[TableId]:
@@ -436,7 +443,7 @@ def known_tables(job: JobFile, state: JobState) -> frozenset[TableId]:
     return frozenset(away | {schema.table for schema in state.schemas})
 
 
-def can_t_come_back(error: TidemarkError, job: JobFile, state: JobState) -> bool:
+def can_t_come_back(error: TidemarkError, job: JobFile, state: JobState, seen: Collection[int]) -> bool:
     """Notes that a table that has left the job can't come back because of the error, and answers its signals. The job must be
     opened again, without the table. Returns False if the error is not about such a table."""
     left = next((left for left in state.left if left.table == error.table), None)
@@ -445,7 +452,7 @@ def can_t_come_back(error: TidemarkError, job: JobFile, state: JobState) -> bool
     checkpoint, why = Checkpoint.at(job.checkpoint), reason(error.message, error.remedy)
     if left.paused or _is_wanted_back(job, left):
         still_parked(job, checkpoint, state, [left.table], why)
-    for number, signal in _open_signals(checkpoint).items():
+    for number, signal in _open_signals(checkpoint, seen).items():
         if signal.table == left.table:
             checkpoint.create_answer(number, Answer(False, why, _now_us()))
     return True
@@ -480,12 +487,12 @@ def answer_signals(
     be for. `seen`: the signals that were open when this start began; later ones wait for the next start."""
     checkpoint = Checkpoint.at(job.checkpoint)
     known = {schema.table for schema in before.schemas} | before.left_tables
-    signals = _open_signals(checkpoint)
-    replaced = _replaced([(number, signal) for number, signal in signals.items() if number in seen])
+    signals = _open_signals(checkpoint, seen)
+    replaced = _replaced(list(signals.items()))
     steering = steering_of(checkpoint.signals().values()) if signals else UNSTEERED
     for number, signal in signals.items():
         table = signal.table
-        if table is None or number not in seen:
+        if table is None:
             continue
         text, stopped = None, table in steering.stopped_tables
         left = next((left for left in state.left if left.table == table), None)
@@ -546,22 +553,27 @@ def open_signals(checkpoint: Checkpoint) -> frozenset[int]:
     return frozenset(number for number, (_, answer) in checkpoint.signals().items() if answer is None)
 
 
-def _open_signals(checkpoint: Checkpoint) -> dict[int, Signal]:
-    """Those that are not answered yet, without those for which no table leaves: about parts of tables (`signals/repairs.py`),
-    and about the reading of splits (`signals/steering.py`)."""
+def _open_signals(checkpoint: Checkpoint, seen: Collection[int] | None) -> dict[int, Signal]:
+    """Those of `seen` (None: all) that are not answered yet, without those for which no table leaves: about parts of tables
+    (`signals/repairs.py`), and about the reading of splits (`signals/steering.py`)."""
     if not checkpoint.has_open_signals():
         return {}
     found = checkpoint.signals().items()
     return {
         number: signal
         for number, (signal, answer) in found
-        if answer is None and not signal.is_partial and signal.kind != "stop-snapshot"
+        if answer is None
+        and not signal.is_partial
+        and signal.kind != "stop-snapshot"
+        and (seen is None or number in seen)
     }
 
 
-def _newest_signals(checkpoint: Checkpoint) -> dict[TableId, SignalKind]:
+def _newest_signals(checkpoint: Checkpoint, seen: Collection[int] | None) -> dict[TableId, SignalKind]:
     """The kind of the newest open signal about each table."""
-    return {signal.table: signal.kind for signal in _open_signals(checkpoint).values() if signal.table is not None}
+    return {
+        signal.table: signal.kind for signal in _open_signals(checkpoint, seen).values() if signal.table is not None
+    }
 
 
 def _replaced(signals: Sequence[tuple[int, Signal]]) -> set[int]:
@@ -576,22 +588,22 @@ def _replaced(signals: Sequence[tuple[int, Signal]]) -> set[int]:
     return replaced
 
 
-def _to_read_again(job: JobFile) -> frozenset[TableId]:
+def _to_read_again(job: JobFile, seen: Collection[int] | None) -> frozenset[TableId]:
     """The tables that are to come back, by signals that nobody has answered yet."""
     if job.mode != "full+incremental":
         return frozenset()
-    newest = _newest_signals(Checkpoint.at(job.checkpoint))
+    newest = _newest_signals(Checkpoint.at(job.checkpoint), seen)
     wanted = {table for table, kind in newest.items() if kind in {"resnapshot", "resume"}}
     return frozenset(table for table in wanted if job.source.selects(table.database, table.name))
 
 
-def _leaving_by_signals(job: JobFile, state: JobState) -> dict[TableId, SignalKind]:
+def _leaving_by_signals(job: JobFile, state: JobState, seen: Collection[int] | None) -> dict[TableId, SignalKind]:
     """The tables of the job that are to leave it by signals, with what these ask for."""
     if job.mode != "full+incremental":
         return {}
     came_back = state.came_back
     wanted, asked = dict[TableId, SignalKind](), set[TableId]()
-    for signal in _open_signals(Checkpoint.at(job.checkpoint)).values():
+    for signal in _open_signals(Checkpoint.at(job.checkpoint), seen).values():
         table = signal.table
         if table is None:
             continue

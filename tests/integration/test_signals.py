@@ -26,6 +26,7 @@ from tidemark.readers.source import FoundSource
 from tidemark.state import failpoints
 from tidemark.state.errors import JobFileError, PausedError
 from tidemark.state.failpoints import FailpointError
+from tidemark.state.job_state import JobState
 from tidemark.state.plan import SnapshotWork
 from tidemark.state.signals import Signal
 
@@ -341,6 +342,40 @@ def test_a_signal_that_arrives_while_the_job_is_opened_is_followed_later(
     assert not case.checkpoint.has_open_signals()
     assert [table.name for table in case.state.came_back] == ["customers"]
     case.assert_copied()
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_a_signal_that_arrives_while_earlier_ones_are_followed_does_not_change_them(
+    mysql_case: Case, monkeypatch: pytest.MonkeyPatch, *, is_paused: bool
+) -> None:
+    """A pause after a resume of a paused table, and a resume after a pause."""
+    case = mysql_case
+    case.run()
+    first, second = (resume, pause) if is_paused else (pause, resume)
+    if is_paused:
+        pause(case.job, [case.customers])
+        case.run()
+    first(case.job, [case.customers])
+    case.change()
+    real, given = startup.pause_left, []
+
+    def with_signal(*arguments: Any) -> JobState:
+        if not given:
+            given.append(second(case.job, [case.customers]))
+        return real(*arguments)
+
+    monkeypatch.setattr(startup, "pause_left", with_signal)
+    case.run()
+    (*_, (_, answer), (_, later)) = case.checkpoint.signals().values()
+    assert answer is not None
+    assert answer.accepted, answer.text
+    assert later is None
+    assert [left.why for left in case.state.left] == ([] if is_paused else [""])
+    case.run()
+    assert not case.checkpoint.has_open_signals()
+    assert [left.paused for left in case.state.left] == ([True] if is_paused else [])
+    if not is_paused:
+        case.assert_copied()
 
 
 def test_resume_of_a_job_says_which_tables_stay_paused(
