@@ -159,7 +159,7 @@ def _next_batches(checkpoint: Checkpoint, job: JobFile, found: FoundSource, stat
         if table not in {schema.table for schema in state.schemas}:
             _end(checkpoint, number, LEFT_BEFORE, done=False)
         elif back is not None and back.at_us > wish.signal.at_us:
-            _end(checkpoint, number, "The whole table was read again.", done=True)
+            _end(checkpoint, number, "All rows of the table are read again instead.", done=True)
         else:
             try:
                 _require_condition(found, wish.signal)  # its columns may be gone since

@@ -361,7 +361,7 @@ def test_a_part_waits_for_copies_and_ends_if_its_table_is_read_again_or_leaves(
     resume(load_job_file(job), [])
     resnapshot(load_job_file(job), [orders])
     run_epochs(job)
-    assert [outcomes(job)[number].text for number in (4, 6)] == ["The whole table was read again."] * 2
+    assert [outcomes(job)[number].text for number in (4, 6)] == ["All rows of the table are read again instead."] * 2
     assert "orders" not in [left.table.name for left in state_of(job).left]
     # One batch is written, then the log is read from an older position on.
     give(job, source, "orders", "1..1000")
