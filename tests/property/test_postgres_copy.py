@@ -91,10 +91,12 @@ def stream(rows: list[tuple[Any, ...]]) -> bytes:
 
 
 def read(pieces: list[bytes], buffer_bytes: int = 64) -> pa.Table:
-    rows = CopiedRows(SCHEMA, buffer_bytes)
+    batches: list[pa.RecordBatch] = []
+    rows = CopiedRows(SCHEMA, buffer_bytes, batches.append)
     for piece in pieces:
         rows.write(memoryview(piece))
-    return rows.finished()
+    rows.finish()
+    return pa.Table.from_batches(batches, SCHEMA.arrow_schema())
 
 
 def exact(unscaled: int, scale: int) -> Decimal:
@@ -149,10 +151,12 @@ def test_numerics_of_every_precision_and_scale(data: st.DataObject, precision: i
     unscaled = data.draw(st.integers(-(10**precision) + 1, 10**precision - 1))
     value = exact(unscaled, scale)
     schema = TableSchema(SCHEMA.table, 1, (Column("n", "", f"decimal({precision},{scale})", nullable=True),), ())
-    rows = CopiedRows(schema, 1)
+    batches: list[pa.RecordBatch] = []
+    rows = CopiedRows(schema, 1, batches.append)
     data_bytes = numeric(value)
     rows.write(SIGNATURE + struct.pack(">hi", 1, len(data_bytes)) + data_bytes + TRAILER)
-    assert rows.finished()["n"].to_pylist() == [value]
+    rows.finish()
+    assert [batch["n"].to_pylist() for batch in batches] == [[value]]
 
 
 SAMPLE = stream(

@@ -7,7 +7,7 @@ https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_stmt_execute
 
 import logging
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import pyarrow as pa
@@ -44,7 +44,7 @@ def stream_select(
     zero_dates_null: bool,
     rule: BadValueRule = STOP,
     buffer_bytes: int = 8 << 20,
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch]:
     """The rows of `sql`, a SELECT of the captured columns in order, in batches of their Arrow types.
 
     The server sends text in each column's own character set (character_set_results is NULL during the SELECT), and it is

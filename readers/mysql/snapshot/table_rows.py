@@ -1,8 +1,8 @@
 """Reads rows of a table that is no source: a copy, which is compared with one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pymysql
@@ -29,16 +29,24 @@ class MySqlRows:
     schema: TableSchema
 
     def read(self, condition: str) -> pa.Table:
-        columns = column_list(column.name for column in self.schema.captured)
-        query = f"SELECT {columns} FROM {quote_table(self.schema.table)} AS c WHERE {condition}"
         gathered = GatheredRows(self.schema.arrow_schema())
-        try:
-            plan = ColumnPlan.for_result(self.schema)
-            for batch in stream_select(self.connection, query, plan, zero_dates_null=False):
-                gathered.add(batch)
-        except pymysql.MySQLError as error:
-            raise SourceUnavailableError(f"{self.schema.table} could not be read: {error_text(error)}", "") from error
+        self._pass_on(self.schema, condition, gathered.add)
         return gathered.table()
+
+    def pass_on(self, condition: str, names: Sequence[str], take: Callable[[pa.RecordBatch], None]) -> None:
+        columns = tuple(column for column in self.schema.captured if column.name in names)
+        self._pass_on(replace(self.schema, columns=columns), condition, take)
+
+    def _pass_on(self, schema: TableSchema, condition: str, take: Callable[[pa.RecordBatch], None]) -> None:
+        columns = column_list(column.name for column in schema.captured)
+        query = f"SELECT {columns} FROM {quote_table(schema.table)} AS c WHERE {condition}"
+        try:
+            plan = ColumnPlan.for_result(schema)
+            with closing(stream_select(self.connection, query, plan, zero_dates_null=False)) as batches:
+                for batch in batches:
+                    take(batch)
+        except pymysql.MySQLError as error:
+            raise SourceUnavailableError(f"{schema.table} could not be read: {error_text(error)}", "") from error
 
 
 @contextmanager

@@ -5,6 +5,7 @@ CHUNK_BYTES, and are decoded as they arrive.
 """
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,20 @@ def copy_rows(
 
     Raises psycopg2's errors; also DamagedLogError and SourceNotUsableError, after which the connection can't be used.
     """
-    rows = CopiedRows(schema, buffer_bytes, in_memory=in_memory, bad_values=bad_values)
+    gathered = GatheredRows(schema.arrow_schema(), in_memory=in_memory)
+    rows = CopiedRows(schema, buffer_bytes, gathered.add, bad_values=bad_values)
+    _copy(connection, query, rows)
+    return gathered.table()
+
+
+def pass_rows_on(
+    connection: Connection, query: str, schema: TableSchema, take: Callable[[pa.RecordBatch], None]
+) -> None:
+    """Gives the same rows to `take` as they arrive. Raises what `copy_rows` and `take` raise."""
+    _copy(connection, query, CopiedRows(schema, BUFFER_BYTES, take))
+
+
+def _copy(connection: Connection, query: str, rows: "CopiedRows") -> None:
     with connection.cursor() as cursor, io.BufferedWriter(rows, CHUNK_BYTES) as file:
         try:
             cursor.copy_expert(f"COPY ({query}) TO STDOUT (FORMAT binary)", file)
@@ -47,14 +61,19 @@ def copy_rows(
         except BaseException:
             rows.abandoned = True  # the writer flushes its buffer when it is closed
             raise
-    return rows.finished()
+    rows.finish()
 
 
 class CopiedRows(io.RawIOBase):
-    """The file that COPY writes to. The bytes that are not yet decoded are buf[state[AT]:end]."""
+    """The file that COPY writes to. Rows are given to `take`. The bytes that are not yet decoded are buf[state[AT]:end]."""
 
     def __init__(
-        self, schema: TableSchema, buffer_bytes: int, *, in_memory: bool = False, bad_values: BadValueRule = STOP
+        self,
+        schema: TableSchema,
+        buffer_bytes: int,
+        take: Callable[[pa.RecordBatch], None],
+        *,
+        bad_values: BadValueRule = STOP,
     ) -> None:
         columns = len(schema.captured)
         capacity = max(1, min(_MAX_BATCH_ROWS, _COLUMN_BUFFER_BYTES // (_BYTES_OF_A_VALUE * columns)))
@@ -68,7 +87,7 @@ class CopiedRows(io.RawIOBase):
         self._start = np.empty((columns, capacity), np.int64)
         self._size = np.empty((columns, capacity), np.int64)
         self._valid = np.empty((columns, capacity), np.uint8)
-        self._gathered = GatheredRows(schema.arrow_schema(), in_memory=in_memory)
+        self._take = take
 
     def writable(self) -> bool:
         return True
@@ -84,12 +103,11 @@ class CopiedRows(io.RawIOBase):
         self._end += len(received)
         return len(chunk)
 
-    def finished(self) -> pa.Table:
-        """Returns the rows. Call it after the last write. Raises DamagedLogError if the end is missing."""
+    def finish(self) -> None:
+        """Gives the last rows. Call it after the last write. Raises DamagedLogError if the end is missing."""
         self._decode()
         if self._reason != END or self._state[AT] != self._end:
             raise self._damaged()
-        return self._gathered.table()
 
     def _decode(self) -> None:
         """Decodes all complete rows."""
@@ -118,7 +136,7 @@ class CopiedRows(io.RawIOBase):
             CopiedColumn(schema, column, buf, start[:count], size[:count], valid[:count], rule).array()
             for column, start, size, valid in buffers
         ]
-        self._gathered.add(pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema()))
+        self._take(pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema()))
         self._state[ROW] = 0
 
     def _make_room(self, wanted: int) -> None:

@@ -1,8 +1,8 @@
 """Reads rows of a table that is no source: a copy, which is compared with one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg2
 import pyarrow as pa
@@ -13,7 +13,7 @@ from tidemark.readers.postgres.connect import Connection, connect, error_text, l
 from tidemark.readers.postgres.schema.catalog import schema_of
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.schema.types import select_expression
-from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
+from tidemark.readers.postgres.snapshot.copy_rows import copy_rows, pass_rows_on
 from tidemark.readers.table_rows import ONCE
 from tidemark.state.errors import SourceUnavailableError
 from tidemark.state.table import TableId, TableSchema
@@ -27,12 +27,26 @@ class PostgresRows:
     schema: TableSchema
 
     def read(self, condition: str) -> pa.Table:
-        columns = ", ".join(map(select_expression, self.schema.captured))
-        query = f"SELECT {columns} FROM {quote_table(self.schema.table)} AS c WHERE {condition}"
+        with self._errors():
+            return copy_rows(self.connection, _query(self.schema, condition), self.schema)
+
+    def pass_on(self, condition: str, names: Sequence[str], take: Callable[[pa.RecordBatch], None]) -> None:
+        columns = tuple(column for column in self.schema.captured if column.name in names)
+        schema = replace(self.schema, columns=columns)
+        with self._errors():
+            pass_rows_on(self.connection, _query(schema, condition), schema, take)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            return copy_rows(self.connection, query, self.schema)
+            yield
         except psycopg2.Error as error:
             raise SourceUnavailableError(f"{self.schema.table} could not be read: {error_text(error)}", "") from error
+
+
+def _query(schema: TableSchema, condition: str) -> str:
+    columns = ", ".join(map(select_expression, schema.captured))
+    return f"SELECT {columns} FROM {quote_table(schema.table)} AS c WHERE {condition}"
 
 
 @contextmanager
