@@ -15,6 +15,7 @@ from benchmarks import (
     readers,
     reconcile,
     reconcile_files,
+    reconcile_texts,
     snapshot,
 )
 from benchmarks.bench import Bench
@@ -29,6 +30,7 @@ SUBJECTS = {
     "delta": delta.run,
     "reconcile": reconcile.run,
     "reconcile_files": reconcile_files.run,
+    "reconcile_texts": reconcile_texts.run,
     "latency": latency.run,
     "memory": memory.run,
     "postgres_memory": memory.run_postgres,
