@@ -81,6 +81,10 @@ class ComparesTable(Protocol):
         """Returns the condition in SQL that a row of the copy, which is named `c`, counts and has one of these keys; None: any
         key."""
 
+    def surplus_among(self, keys: pa.RecordBatch, limit: int) -> list[Pair] | None:
+        """Returns the rows of the copy that have one of these keys and none that was kept (`keep_keys`), at most `limit`.
+        `keys`: columns of the key, with their types of the schema. None if the server can't be given one of them unchanged."""
+
 
 class Comparisons(Protocol):
     def __call__(self, keys: Collection[Key] | None = None) -> AbstractContextManager[CopyComparison]:

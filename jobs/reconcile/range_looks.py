@@ -7,17 +7,20 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact_exception
 from tidemark.jobs.reconcile.copy_progress import CopyProgress
 from tidemark.jobs.reconcile.copy_reading import CopyReading, copy_reading
+from tidemark.jobs.reconcile.hashed_copy import HashedCopy
 from tidemark.jobs.reconcile.ranges import Range
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.publish import change_batches
 from tidemark.readers.source import SourceServer, SplitReading
-from tidemark.sinks.comparing import ComparableSink, Comparisons, CopyComparison, Key, Pair
+from tidemark.sinks.comparing import ComparableSink, ComparesTable, Comparisons, CopyComparison, Key, Pair
 from tidemark.state.change_batch import batch_schema
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.position import Position
@@ -77,11 +80,15 @@ class TableLook:
 
     @contextmanager
     def opened(
-        self, reader: SplitReading, comparisons: Comparisons, keys: Collection[Key] | None = None
+        self,
+        reader: SplitReading,
+        comparisons: Comparisons,
+        keys: Collection[Key] | None = None,
+        hashed: HashedCopy | None = None,
     ) -> Iterator["RangeLooks"]:
-        """`keys`: as in `Comparisons`."""
+        """`keys`: as in `Comparisons`. `hashed`: for ranges that the copy may order differently."""
         with comparisons(keys) as copy, copy_reading(copy, self.output) as reading:
-            yield RangeLooks(self, reader, copy, reading, Anchor(self.job))
+            yield RangeLooks(self, reader, copy, reading, Anchor(self.job), hashed, is_first=keys is None)
 
     @property
     def has_condition(self) -> bool:
@@ -118,13 +125,15 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class RangeLooks:
-    """Both sides of a table, open."""
+    """Both sides of a table, open. `is_first`: False if suspects are looked at again."""
 
     table: TableLook
     reader: SplitReading
     copy: CopyComparison
     reading: CopyReading | None
     anchor: Anchor
+    hashed: HashedCopy | None = None
+    is_first: bool = True
     _ahead: deque[tuple[Range, "Future[pa.Table]"]] = field(default_factory=deque)
 
     def at(self, each: Range, *, keeps_keys: bool = False) -> RangeLook:
@@ -154,22 +163,45 @@ class RangeLooks:
         wait(rows for _, rows in self._ahead)
 
     def compared(self, each: Range, expected: pa.Table, *, keeps_keys: bool = False) -> RangeLook:
-        table, copy = self.table, self.copy
-        others = None
-        if self.reading is not None and table.has_own_surplus(each):
-            others = self.reading.others(expected, each.in_copy)
-        if others is not None and not others.rows.any():
+        copy = self.copy
+        others = self._others(each, expected, with_surplus=keeps_keys)
+        if others is not None and not others.any():
             return RangeLook(each.number, expected.num_rows, [])
-        staged = expected if others is None else expected.filter(pa.array(others.rows))
+        staged = expected if others is None else expected.filter(pa.array(others))
         copy.stage(staged.to_batches())
         row_count, pairs, all_listed = expected.num_rows - staged.num_rows + copy.row_count, copy.differing(), True
-        if others is None and table.has_own_surplus(each):
+        if self.hashed is not None and self.is_first:
+            self.hashed.note(each.number, staged, pairs)
+        if others is None and self.table.has_own_surplus(each):
             surplus = copy.surplus(each.in_copy, MAX_SURPLUS)
             pairs, all_listed = [*pairs, *surplus], len(surplus) < MAX_SURPLUS
         if keeps_keys:
             copy.keep_keys()
         copy.clear()
         return RangeLook(each.number, row_count, pairs, all_listed)
+
+    def surplus_of_all(self, limit: int) -> list[Pair] | None:
+        """Returns rows of the copy whose keys are in none of the ranges, at most `limit`. None if all ranges are to be looked
+        at again first."""
+        hashed = self.hashed
+        if hashed is None or not hashed.is_useful:
+            return self.copy.surplus_of_all(limit)
+        if not self.is_first and isinstance(self.copy, ComparesTable):
+            return hashed.surplus_again(self.copy, limit)
+        assert self.reading is not None, "hashes are of no use without"
+        return hashed.surplus(self.reading, limit)
+
+    def _others(self, each: Range, expected: pa.Table, *, with_surplus: bool) -> npt.NDArray[np.bool_] | None:
+        """Returns which of the expected rows the copy's server is to compare. None: all, and it is to find rows that only the
+        copy has."""
+        if self.table.has_own_surplus(each):
+            found = None if self.reading is None else self.reading.others(expected, each.in_copy)
+            return None if found is None else found.rows
+        if self.hashed is None:
+            return None
+        if self.is_first:
+            return self.hashed.others(expected, self.reading)
+        return self.hashed.noted(each.number, expected, with_surplus=with_surplus)
 
 
 def _read(ahead: deque[tuple[Range, "Future[pa.Table]"]]) -> tuple[Range, pa.Table]:

@@ -29,12 +29,10 @@ def other_rows(expected: pa.Table, held: pa.Table, key: Sequence[str]) -> Others
     """Finds the rows of `expected` that `held` lacks, or has differently. Both have the same columns. None if that can't be
     told: a value of `expected` is none of the type that its column has in `held`, or a key comes twice. Only keys are copied as
     a whole: rows may be wide, and their values in files."""
-    if not all(_are_alike(one.type, other.type) for one, other in zip(expected.schema, held.schema, strict=True)):
+    cast = as_held(expected, held.schema)
+    if cast is None:
         return None
-    try:
-        expected = expected.cast(held.schema)
-    except pa.ArrowInvalid:
-        return None
+    expected = cast
     numbers = _numbered(expected.select(key), held.select(key))
     if numbers is None:
         return None
@@ -49,6 +47,16 @@ def other_rows(expected: pa.Table, held: pa.Table, key: Sequence[str]) -> Others
     for rows, one, other in _pairs(expected, held, left, right):
         others[rows] = ~_same(one, other)
     return Others(others, has_more_keys=len(right) < len(of_held))
+
+
+def as_held(expected: pa.Table, held: pa.Schema) -> pa.Table | None:
+    """Returns rows with the types that their copy has. None if a copy need not hold them unchanged there, or can't."""
+    if not all(_are_alike(one.type, other.type) for one, other in zip(expected.schema, held, strict=True)):
+        return None
+    try:
+        return expected.cast(held)
+    except pa.ArrowInvalid:
+        return None
 
 
 def _pairs(

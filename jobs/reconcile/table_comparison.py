@@ -1,15 +1,18 @@
 """Compares one table: first all ranges once, then the ranges with suspects until each suspect is judged."""
 
 import itertools
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.copy_progress import CopyProgress
+from tidemark.jobs.reconcile.hashed_copy import HashedCopy
 from tidemark.jobs.reconcile.range_looks import MAX_SURPLUS, RangeLook, RangeLooks, TableLook
 from tidemark.jobs.reconcile.ranges import Range, ranges_of
 from tidemark.jobs.reconcile.suspects import DIFFERENCES, Suspect, Verdict
@@ -138,38 +141,58 @@ class TableComparison:
         )
         self._ranges: list[Range] = []
         self._keeps_keys = False
+        self._hashed: HashedCopy
         self.result = TableResult(output)
 
     def run(self) -> TableResult:
         """Compares the table. Raises NotComparableError, TidemarkError."""
-        sides, result = self._sides, self.result
+        sides = self._sides
         sides.progress.require_complete(self._look.schema)
-        suspects: Suspects = {}
-        unlisted: set[int] = set()
-        with sides.reading(self._look.schema) as reader, sides.sink.comparable(self._look.output) as comparison:
-            with self._look.opened(reader, comparison) as looks, closing(self._first_looks(looks)) as first_looks:
-                for found in first_looks:
-                    result.rows += found.row_count
-                    _suspect(suspects, found.number, found.pairs)
-                    if not found.all_listed:
-                        unlisted.add(found.number)
-                    self._watcher.ranges(found.number + 1, result.rows)
-                    if sum(map(len, suspects.values())) > MAX_SUSPECTS:
-                        looks.wait()
-                        self._judge(reader, comparison, suspects)
-                        suspects = {}
-                    if result.cut:
-                        break
-                if self._keeps_keys and not result.cut:
-                    surplus = looks.copy.surplus_of_all(MAX_SURPLUS)
-                    _suspect(suspects, EVERYWHERE, surplus)
-                    if len(surplus) == MAX_SURPLUS:
-                        unlisted.add(EVERYWHERE)
-                looks.copy.close()
+        with (
+            tempfile.TemporaryDirectory(prefix="tidemark-reconcile-") as temporary,
+            sides.reading(self._look.schema) as reader,
+            sides.sink.comparable(self._look.output) as comparison,
+        ):
+            self._hashed = HashedCopy(self._look.output, Path(temporary))
+            suspects, unlisted = self._look_first(reader, comparison)
             self._judge(reader, comparison, suspects)
             self._judge_unlisted(reader, comparison, unlisted)
         sides.progress.require_complete(self._look.schema)
-        return result
+        return self.result
+
+    def _look_first(self, reader: SplitReading, comparison: Comparisons) -> tuple[Suspects, set[int]]:
+        """Looks at all ranges once. Returns the suspects that are not judged yet, and the ranges of which not all surplus rows
+        are listed."""
+        result, suspects, unlisted = self.result, Suspects(), set[int]()
+        with (
+            self._look.opened(reader, comparison, hashed=self._hashed) as looks,
+            closing(self._first_looks(looks)) as first_looks,
+        ):
+            for look in first_looks:
+                result.rows += look.row_count
+                _suspect(suspects, look.number, look.pairs)
+                if not look.all_listed:
+                    unlisted.add(look.number)
+                self._watcher.ranges(look.number + 1, result.rows)
+                if sum(map(len, suspects.values())) > MAX_SUSPECTS:
+                    looks.wait()
+                    self._judge(reader, comparison, suspects)
+                    suspects = {}
+                if result.cut:
+                    break
+            found: dict[int, list[Pair]] | None = {}
+            if self._keeps_keys and not result.cut:
+                surplus = looks.surplus_of_all(MAX_SURPLUS)
+                found = None if surplus is None else {EVERYWHERE: surplus}
+                if surplus is not None and len(surplus) == MAX_SURPLUS:
+                    unlisted.add(EVERYWHERE)
+            looks.copy.close()
+        if found is None:
+            found, others = self._looked(reader, comparison, {EVERYWHERE}, None)
+            unlisted |= others
+        for number, pairs in found.items():
+            _suspect(suspects, number, pairs)
+        return suspects, unlisted
 
     def _first_looks(self, looks: RangeLooks) -> Generator[RangeLook]:
         """Looks at each range once: at the first ones in this process, then Spark's tasks do."""
@@ -300,9 +323,11 @@ class TableComparison:
         """Looks at the ranges with these numbers, EVERYWHERE for all. Returns the pairs by number, and the numbers of which not
         all surplus rows are listed. `wanted`: only these keys."""
         everywhere = EVERYWHERE in numbers
+        if everywhere and wanted is None:
+            self._hashed.begin()
         found: dict[int, list[Pair]] = {}
         unlisted: set[int] = set()
-        with self._look.opened(reader, comparison, wanted) as looks:
+        with self._look.opened(reader, comparison, wanted, self._hashed) as looks:
             for each in self._ranges:
                 if not everywhere and each.number not in numbers:
                     continue
@@ -310,11 +335,14 @@ class TableComparison:
                 found[each.number] = look.pairs
                 if not look.all_listed:
                     unlisted.add(each.number)
-            if everywhere:
-                found[EVERYWHERE] = looks.copy.surplus_of_all(MAX_SURPLUS)
-                if len(found[EVERYWHERE]) == MAX_SURPLUS:
-                    unlisted.add(EVERYWHERE)
+            surplus = looks.surplus_of_all(MAX_SURPLUS) if everywhere else []
             looks.copy.close()
+        if surplus is None:  # the copy's server is to compare all rows
+            return self._looked(reader, comparison, numbers, wanted)
+        if everywhere:
+            found[EVERYWHERE] = surplus
+            if len(surplus) == MAX_SURPLUS:
+                unlisted.add(EVERYWHERE)
         return found, unlisted
 
 

@@ -24,6 +24,7 @@ _SIGN = np.uint64(1 << 63)
 GREATEST = (1 << 64) - 1
 Ordinals: TypeAlias = npt.NDArray[np.uint64]
 _Numbers: TypeAlias = npt.NDArray[np.int64]
+_Places: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 _Flags: TypeAlias = npt.NDArray[np.bool_]
 _PRESENT = [int(ChangeType.INSERT), int(ChangeType.UPDATE_POSTIMAGE)]
 _FIRST_KEY, _SECOND_KEY = 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
@@ -50,8 +51,8 @@ class HashedRows:
     """`keys`: an array for each column of the key. `hashes`: of the values, and of each column that a change may leave out."""
 
     keys: tuple[Ordinals, ...]
-    version: _Numbers
-    seq: _Numbers
+    version: _Places
+    seq: _Places
     gone: _Flags
     hashes: tuple[Ordinals, ...]
 
@@ -69,6 +70,13 @@ class HashedRows:
         kinds = np.asarray(pc.fill_null(columns["kind"], int(ChangeType.DELETE)))
         keys = key_hashes([columns[name] for name in key_names(schema)], seed)
         return cls._of(columns, keys, ~np.isin(kinds, _PRESENT), schema)
+
+    @classmethod
+    def of_values(cls, rows: pa.RecordBatch, key: Sequence[str], seed: int) -> "HashedRows":
+        """Returns rows of a table by hashes of their keys. They have no places. `rows`: of canonical types."""
+        none = np.zeros(rows.num_rows, np.int8)
+        keys = key_hashes([rows.column(name) for name in key], seed)
+        return cls(keys, none, none, none.astype(np.bool_), (hashes_of(rows.columns, rows.num_rows, seed),))
 
     @classmethod
     def _of(

@@ -73,7 +73,10 @@ class RowsByKey:
         if truncated is not None:
             self.truncated = max(self.truncated, int(truncated))
             changes = changes.filter(pc.invert(are_truncates))
-        self._added.append(self.hashed(changes))
+        self.add_rows(self.hashed(changes))
+
+    def add_rows(self, rows: HashedRows) -> None:
+        self._added.append(rows)
         if self._base is None and sum(map(len, self._added)) > MAX_ROWS:
             if self._spilled is None:
                 self._spilled = _Buckets(self.temporary)
@@ -82,10 +85,11 @@ class RowsByKey:
 
     def settle(self) -> None:
         """Takes in what was added."""
-        added = together([*self._added, self._of_none()])
+        added = together(self._added or [self._of_none()])
         self._added = []
         if self._spilled is not None:
-            self._spilled.add(added)
+            if len(added):
+                self._spilled.add(added)
             self._base, self._spilled = self._spilled.sorted(), None
         elif self._base is None:
             self._base = added.newest()

@@ -7,6 +7,7 @@ copy's primary key takes them as equal. No value but keys and hashes leaves the 
 written.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from tidemark.sinks.mirror.bad_values import ValueGate
 from tidemark.sinks.mirror.ordering import orders_alike
 from tidemark.sinks.mirror.target import ComparingRows, ComparingSql, Session, TargetName, TargetTable
 from tidemark.state.copied_range import CopiedRange
+from tidemark.state.errors import SinkError
 from tidemark.state.table import TableSchema
 
 
@@ -88,6 +90,39 @@ class MirrorComparison:
         found = self._unexpected(self._seen, "TRUE", limit)
         self.forget_keys()
         return found
+
+    def surplus_among(self, keys: pa.RecordBatch, limit: int) -> list[Pair] | None:
+        key, first = self.schema.key, self.sql.quoted(self.schema.key[0])
+        if self._seen is None:
+            self._seen = self.sql.create(key)
+            self._end()
+        try:
+            among = self.sql.create(key)
+            self.rows.load(among, keys)
+        except SinkError:  # if it matters, the server meets it again
+            self.session.rollback()
+            return None
+        self.sql.indexed(among, key)
+        found = None
+        if self._has_texts(among, keys):
+            same_key = " AND ".join(self.sql.same_value("a", "c", name) for name in key)
+            found = self.session.query(
+                f"SELECT {self._key_texts('c')}, {self.sql.digest('c', self._names)} "
+                f"FROM {among} a {self.sql.lookup} {self._copy} c ON {same_key} LEFT JOIN {self._seen} s ON {self._same_key} "
+                f"WHERE s.{first} IS NULL AND {self._is_there} LIMIT {limit}"
+            )
+        self.sql.drop(among)
+        self._end()
+        return None if found is None else [Pair(_key(row[:-1]), None, _text(row[-1])) for row in found]
+
+    def _has_texts(self, table: str, keys: pa.RecordBatch) -> bool:
+        """Returns whether a table has the texts of these keys unchanged. Other values are the same in any column that can hold
+        them."""
+        texts = [name for name in self.schema.key if pa.types.is_string(keys.schema.field(name).type)]
+        if not texts:
+            return True
+        held = self.session.query(f"SELECT {', '.join(self.sql.text('s', name) for name in texts)} FROM {table} s")
+        return Counter(held) == Counter(zip(*(keys.column(name).to_pylist() for name in texts), strict=True))
 
     def forget_keys(self) -> None:
         if self._seen is not None:

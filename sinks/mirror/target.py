@@ -220,7 +220,10 @@ class ComparingRows(TableRows, Protocol):
 
 
 class ComparingSql(Protocol):
-    """The statements of a comparison that differ between kinds of target."""
+    """The statements of a comparison that differ between kinds of target. `lookup`: a join that reads its left table, a small
+    one, and looks rows of the right one up."""
+
+    lookup: str
 
     def quoted(self, name: str) -> str: ...
     def full_name(self, target: TargetName) -> str: ...

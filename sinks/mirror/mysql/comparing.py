@@ -28,6 +28,8 @@ class MySqlComparing:
     """Values are compared by the bytes of their text. A FLOAT's text has six digits, so it becomes a DOUBLE first, by a
     multiplication: an addition would lose the sign of -0."""
 
+    lookup = "STRAIGHT_JOIN"
+
     def __init__(
         self, runner: Runner, tables: TemporaryTables, dialect: types.MySqlDialect, existing: TargetTable
     ) -> None:

@@ -22,6 +22,8 @@ class PostgresComparing:
 
     `enums`: of the copy's columns. Staged rows have texts there: the source may have labels that the copy will get later."""
 
+    lookup = "JOIN"
+
     def __init__(self, runner: Runner, target: TargetName, enums: Mapping[str, EnumOfPostgres]) -> None:
         self._runner, self._target, self._enums = runner, target, enums
 

@@ -1,0 +1,231 @@
+"""Finds equal rows of a copy that orders its keys in another way than the source, by hashes of their keys.
+
+Nothing tells which rows of such a copy belong to a range of the source. So the copy's rows are read once, as the source's are,
+and kept as hashes of keys and values (`tidemark.sinks.folded.rows_by_key`). An expected row that the copy has bit by bit is
+done, and the copy's row is marked. All others go to the copy's server, which judges them by its own rules and keeps their
+keys: to the server, `a` and `A` may be one key.
+
+At the end, rows without a mark may be such that only the copy has. Their keys are read, and the server is asked which of them
+are still there and not kept. The copy never has two rows whose keys are equal to its server. So a row without a mark can only
+equal an expected row without one, and the key of that was kept.
+
+Where suspects are looked at again, the server is asked by their keys. The copy is not read as a whole again.
+"""
+
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidemark.jobs.reconcile.copy_reading import CopyReading
+from tidemark.jobs.reconcile.same_rows import as_held
+from tidemark.sinks.comparing import ComparesTable, Pair
+from tidemark.sinks.folded.hashed_rows import HashedRows, key_hashes, together
+from tidemark.sinks.folded.rows_by_key import RowsByKey, SeenKeys, places_of
+from tidemark.state.errors import SinkError, SinkUnavailableError, TidemarkError
+from tidemark.state.table import TableSchema
+
+KEYS_AT_ONCE = 100_000
+"""The server is asked for so many keys in one statement."""
+MAX_NOTED = 10_000
+"""If more rows of a range may differ, all of its rows are given to the server again."""
+Flags = npt.NDArray[np.bool_]
+Keys = tuple[npt.NDArray[np.uint64], ...]
+
+
+@dataclass(slots=True)
+class HashedCopy:
+    """The copy of one table, for as long as it is compared. `output`: the table as it is there. `folder`: a temporary one.
+    `is_useful`: None until rows were compared; False if the server is to compare all rows."""
+
+    output: TableSchema
+    folder: Path
+    is_useful: bool | None = field(default=None, init=False)
+    _seed: int = field(default_factory=lambda: secrets.randbits(64), init=False)
+    _held: pa.Schema = field(default_factory=lambda: pa.schema([]), init=False)
+    """The columns of `output` as the copy's table has them."""
+    _seen: SeenKeys | None = field(default=None, init=False)
+    _noted: dict[int, Keys | None] = field(default_factory=dict, init=False)
+    """The keys of rows that may differ, by their range. None: any of it."""
+    _surplus: list[pa.RecordBatch] = field(default_factory=list, init=False)
+    """Keys of the copy, some of which only the copy has."""
+
+    def begin(self) -> None:
+        """Forgets the copy, before all ranges are looked at."""
+        if self.is_useful:
+            self._seen, self._noted, self._surplus, self.is_useful = None, {}, [], None
+
+    def others(self, expected: pa.Table, reading: CopyReading | None) -> Flags | None:
+        """Returns which of the expected rows may differ in the copy. None: all. Reads the copy at the first call. Raises
+        SinkError if there is no space for the hashes."""
+        if self.is_useful is False:
+            return None
+        if not expected.num_rows:
+            return np.zeros(0, np.bool_)
+        if self._seen is None and reading is not None:
+            self._seen = self._read(reading)
+        hashed = None if self._seen is None else self._hashed(expected)
+        if self._seen is None or hashed is None:
+            if not self.is_useful:
+                self._give_up()
+            return None
+        base = self._seen.rows.base
+        places = places_of(hashed.keys, base.keys)
+        found = np.flatnonzero(places >= 0)
+        same = np.zeros(len(hashed), np.bool_)
+        same[found] = base.hashes[0][places[found]] == hashed.hashes[0][found]
+        if self.is_useful is None:
+            self.is_useful = bool(2 * np.count_nonzero(same) >= len(same))
+        if not self.is_useful:
+            self._give_up()
+            return None
+        self._seen.marks[places[same]] = True
+        return ~same
+
+    def note(self, number: int, rows: pa.Table, pairs: Sequence[Pair]) -> None:
+        """Takes what the server told of a range. `rows`: those that it was given."""
+        if pairs and self._seen is not None:
+            hashed = None if rows.num_rows > MAX_NOTED else self._hashed(rows)
+            self._noted[number] = None if hashed is None else _in_order(hashed.keys)
+
+    def noted(self, number: int, expected: pa.Table, *, with_surplus: bool) -> Flags | None:
+        """Returns which of a range's rows to look at again. None: all. `with_surplus`: also those whose keys only the copy had,
+        and those whose keys it did not have."""
+        keys = self._noted.get(number, ())
+        hashed = None if self._seen is None or keys is None else self._hashed(expected)
+        if self._seen is None or keys is None or hashed is None:
+            return None
+        wanted = _among(hashed.keys, keys) if keys else np.zeros(len(hashed), np.bool_)
+        if with_surplus:
+            wanted |= places_of(hashed.keys, self._seen.rows.base.keys) < 0
+            for rows in self._surplus:
+                wanted |= _among(hashed.keys, _in_order(self.keys_of(rows)))
+        return wanted
+
+    def surplus(self, reading: CopyReading, limit: int) -> list[Pair] | None:
+        """Returns rows that only the copy has, at most `limit`, after all ranges were looked at. None if that can't be told:
+        then the server is to compare all rows."""
+        assert self._seen is not None, "it is of no use"
+        unmarked = np.flatnonzero(~self._seen.marks)
+        if not len(unmarked):
+            return []
+        asking = _Asking(self, reading.copy, tuple(column[unmarked] for column in self._seen.rows.base.keys), limit)
+        asking.is_told = _passed_on(reading, self.output.key, asking.take) and asking.is_told
+        return self._told(asking)
+
+    def surplus_again(self, copy: ComparesTable, limit: int) -> list[Pair] | None:
+        """Returns those of the rows found by `surplus` that only the copy has now."""
+        asking = _Asking(self, copy, (), limit)
+        for keys in self._surplus:
+            asking.ask(keys)
+        return self._told(asking)
+
+    def keys_of(self, rows: pa.RecordBatch) -> Keys:
+        """Returns hashes of the keys of rows, which are as the copy has them."""
+        return key_hashes([rows.column(name) for name in self.output.key], self._seed)
+
+    def _told(self, asking: "_Asking") -> list[Pair] | None:
+        asking.ask_waiting()
+        if not asking.is_told:
+            self._give_up()
+            return None
+        self._surplus = asking.differing
+        return asking.found
+
+    def _give_up(self) -> None:
+        self._seen, self._noted, self._surplus, self.is_useful = None, {}, [], False
+
+    def _read(self, reading: CopyReading) -> SeenKeys | None:
+        """Returns the copy's rows. None if they can't be compared here."""
+        names, held = list(reading.names), reading.rows.schema.arrow_schema()
+        self._held = pa.schema([held.field(name) for name in names])
+        columns = tuple(replace(column, toastable=False) for column in self.output.columns)
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        rows, count = RowsByKey(replace(self.output, columns=columns), self._seed, folder), 0
+
+        def take(batch: pa.RecordBatch) -> None:
+            nonlocal count
+            count += batch.num_rows
+            rows.add_rows(HashedRows.of_values(batch.select(names), self.output.key, self._seed))
+
+        if not _passed_on(reading, names, take):
+            return None
+        rows.settle()
+        return SeenKeys(rows) if len(rows.base) == count else None
+
+    def _hashed(self, expected: pa.Table) -> HashedRows | None:
+        """Returns rows, in their order. None if they can't be compared here."""
+        rows = as_held(expected.select(self._held.names), self._held)
+        if rows is None:
+            return None
+        batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], self._held)]
+        return together([HashedRows.of_values(batch, self.output.key, self._seed) for batch in batches])
+
+
+@dataclass(slots=True)
+class _Asking:
+    """Asks a copy's server which rows only the copy has. `wanted`: hashes of the keys that they may have. `is_told`: False if
+    the server can't be given a key."""
+
+    hashed: HashedCopy
+    copy: ComparesTable
+    wanted: Keys
+    limit: int
+    is_told: bool = True
+    found: list[Pair] = field(default_factory=list)
+    differing: list[pa.RecordBatch] = field(default_factory=list)
+    """The keys with which such rows were found."""
+    _waiting: list[pa.RecordBatch] = field(default_factory=list)
+
+    def take(self, rows: pa.RecordBatch) -> None:
+        """Takes keys of the copy."""
+        keys = rows.select(list(self.hashed.output.key))
+        self._waiting.append(keys.filter(pa.array(_among(self.hashed.keys_of(keys), self.wanted))))
+        if sum(keys.num_rows for keys in self._waiting) >= KEYS_AT_ONCE:
+            self.ask_waiting()
+
+    def ask_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for keys in pa.Table.from_batches(waiting).combine_chunks().to_batches() if waiting else ():
+            self.ask(keys)
+
+    def ask(self, keys: pa.RecordBatch) -> None:
+        if not self.is_told or len(self.found) >= self.limit or not keys.num_rows:
+            return
+        expected = self.hashed.output.arrow_schema()
+        try:
+            named = keys.cast(pa.schema([expected.field(name) for name in keys.schema.names]))
+        except pa.ArrowInvalid:
+            self.is_told = False
+            return
+        pairs = self.copy.surplus_among(named, self.limit - len(self.found))
+        self.is_told = pairs is not None
+        if pairs:
+            self.found += pairs
+            self.differing.append(keys)
+
+
+def _passed_on(reading: CopyReading, names: Sequence[str], take: Callable[[pa.RecordBatch], None]) -> bool:
+    """Gives the copy's rows to `take`. False if they can't be read so. Raises what `take` raises, which reads nothing."""
+    try:
+        reading.rows.pass_on(reading.copy.condition(None), names, take)
+    except (SinkError, SinkUnavailableError):
+        raise
+    except TidemarkError:  # if it matters, the server meets it again
+        return False
+    return True
+
+
+def _among(keys: Keys, others: Keys) -> Flags:
+    """Returns which of the keys are among the others, which are in their order."""
+    return places_of(keys, others) >= 0
+
+
+def _in_order(keys: Keys) -> Keys:
+    order = np.lexsort(keys[::-1])
+    return tuple(column[order] for column in keys)
