@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidemark.conf.sink import Sink
+from tidemark.conf.tables import TableName
 from tidemark.jobs.reconcile.copy_reading import CopyReading
 from tidemark.jobs.reconcile.same_rows import as_held
 from tidemark.sinks.comparing import ComparesTable, Pair
@@ -117,6 +119,18 @@ class HashedCopy:
         asking = _Asking(self, reading.copy, tuple(column[unmarked] for column in self._seen.rows.base.keys), limit)
         asking.is_told = _passed_on(reading, self.output.key, asking.take) and asking.is_told
         return self._told(asking)
+
+    def has_exact_keys(self, sink: Sink) -> bool:
+        """True if the sink writes each key of the source that the copy can hold unchanged."""
+        table = TableName(self.output.table.database, self.output.table.name)
+        policies, expected = sink.on_bad_value_in.get(table, {}), self.output.arrow_schema()
+        kinds = {name: self._held.field(name).type for name in self.output.key}
+        return all(
+            expected.field(name).type == kind
+            and not pa.types.is_timestamp(kind)  # it may lose digits
+            and policies.get(name, sink.on_bad_value) != "text"
+            for name, kind in kinds.items()
+        )
 
     def surplus_again(self, copy: ComparesTable, limit: int) -> list[Pair] | None:
         """Returns those of the rows found by `surplus` that only the copy has now."""

@@ -4,56 +4,16 @@ A key is a range from it to the key after the next one that the source has. Wher
 and the copy orders keys as the source does, that range is read instead.
 """
 
-import pyarrow as pa
-
 from tidemark.conf.model import JobFile
+from tidemark.jobs.reconcile.key_ranges import MAX_RANGES, has_own_key, keys_of, ranges_around
 from tidemark.jobs.reconcile.table_comparison import EVERYWHERE, Repair, TableResult
-from tidemark.readers.source import BoundsKeys, PlannerAccess
+from tidemark.readers.source import PlannerAccess
 from tidemark.sinks.comparing import Key
-from tidemark.state.key_source import KeySource
 from tidemark.state.split import KeyRange
-from tidemark.state.table import Column, TableSchema, arrow_type_of
+from tidemark.state.table import TableSchema
 
 MANY_KEYS = 20
 """From so many differing keys in a range on, it is cheaper to read the whole range."""
-MAX_RANGES = 1000
-"""Tables with more ranges to read are read again as a whole: each is a statement of its own."""
-
-
-def keys_of(keys: tuple[Key, ...], schema: TableSchema) -> pa.RecordBatch | None:
-    """Returns the keys, texts of the copy's server, as values. None if a type's texts are not understood."""
-    arrays = []
-    for i, name in enumerate(schema.key):
-        kind = arrow_type_of(schema.column(name).arrow_type)
-        if not is_readable(kind):
-            return None
-        try:
-            arrays.append(_values(pa.array([key[i] for key in keys], pa.string()), kind))
-        except pa.ArrowInvalid:
-            return None
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([(n, a.type) for n, a in zip(schema.key, arrays, strict=True)])
-    )
-
-
-def _values(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Returns the values of texts. Raises ArrowInvalid."""
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        try:
-            return texts.cast(kind)
-        except pa.ArrowInvalid:  # MySQL's texts name no time zone: they are in UTC
-            texts = texts.cast(pa.timestamp(kind.unit))
-    return texts.cast(kind)
-
-
-def is_readable(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_date(kind)
-        or pa.types.is_timestamp(kind)
-    )
 
 
 def repair_of(
@@ -79,31 +39,3 @@ def repair_of(
     assert values is not None
     whole = ranges_around(access.keys, schema, columns, values) if single else ()
     return None if whole is None else Repair(every, tuple(ranges), whole)
-
-
-def has_own_key(job: JobFile, schema: TableSchema, output: TableSchema, columns: tuple[str, ...]) -> bool:
-    """True if the copy's key is the source's, and the table is split by columns of it."""
-    if not columns or job.transform(schema.table.database, schema.table.name) is not None:
-        return False
-    return set(columns) <= set(output.key) and not any(_differs(schema, output.column(name)) for name in output.key)
-
-
-def ranges_around(
-    source: KeySource, schema: TableSchema, columns: tuple[str, ...], keys: pa.RecordBatch
-) -> tuple[KeyRange, ...] | None:
-    """Returns for each key the range from it to the key after the next one that the source has. None if the source can't be
-    given one of the keys."""
-    bounds = source.bounds_of(schema.table, columns, keys) if isinstance(source, BoundsKeys) else None
-    if bounds is None:
-        return None
-    whole = []
-    for bound in bounds:
-        following = source.next_bounds(schema.table, columns, after=bound, until=None, rows=1, count=1)
-        whole.append(KeyRange(bound, following[0] if following else None))
-    return tuple(whole)
-
-
-def _differs(schema: TableSchema, column: Column) -> bool:
-    """True if the copy's key is another one than the source's."""
-    origin = next((c for c in schema.columns if c.name == column.name), None)
-    return column.made or origin is None or origin.arrow_type != column.arrow_type

@@ -13,6 +13,7 @@ from typing import Protocol
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.copy_progress import CopyProgress
 from tidemark.jobs.reconcile.hashed_copy import HashedCopy
+from tidemark.jobs.reconcile.key_ranges import MAX_RANGES, has_own_key, keys_of, ranges_around
 from tidemark.jobs.reconcile.range_looks import MAX_SURPLUS, RangeLook, RangeLooks, TableLook
 from tidemark.jobs.reconcile.ranges import Range, ranges_of
 from tidemark.jobs.reconcile.suspects import DIFFERENCES, Suspect, Verdict
@@ -23,7 +24,7 @@ from tidemark.sinks.comparing import ComparableSink, ComparesTable, Comparisons,
 from tidemark.state.errors import TidemarkError
 from tidemark.state.position import Position
 from tidemark.state.projection import TableProjection
-from tidemark.state.split import KeyRange
+from tidemark.state.split import KeyRange, Split
 from tidemark.state.table import TableSchema
 
 PAUSE_SECONDS = 0.5
@@ -314,25 +315,47 @@ class TableComparison:
         """Returns what differs now among the suspects, and whether that is all."""
         wanted = {key for of_range in suspects.values() for key in of_range}
         numbers = {number for number, of_range in suspects.items() if of_range}
-        found, unlisted = self._looked(reader, comparison, numbers, wanted)
+        around = self._around(suspects.get(EVERYWHERE, {}))
+        found, unlisted = self._looked(reader, comparison, numbers, wanted, around)
         return {pair.key: pair for pairs in found.values() for pair in pairs if pair.key in wanted}, not unlisted
 
+    def _around(self, keys: Collection[Key]) -> list[Range] | None:
+        """Returns ranges that have all rows of the source with these keys of the copy. None if these are not known, or
+        more than the table's."""
+        sides, schema, output, columns = self._sides, self._look.schema, self._look.output, self._columns
+        if not keys or not self._hashed.is_useful or len(keys) > min(len(self._ranges), MAX_RANGES):
+            return None
+        if not (has_own_key(sides.job, schema, output, columns) and self._hashed.has_exact_keys(sides.job.sink)):
+            return None
+        values = keys_of(tuple(keys), output)
+        found = None if values is None else ranges_around(sides.access.keys, schema, columns, values)
+        if found is None:
+            return None
+        splits = [Split(EVERYWHERE, schema.table, schema.version, columns, each) for each in found]
+        return [Range(EVERYWHERE, split, None) for split in splits]
+
     def _looked(
-        self, reader: SplitReading, comparison: Comparisons, numbers: Collection[int], wanted: set[Key] | None
+        self,
+        reader: SplitReading,
+        comparison: Comparisons,
+        numbers: Collection[int],
+        wanted: set[Key] | None,
+        around: Sequence[Range] | None = None,
     ) -> tuple[dict[int, list[Pair]], set[int]]:
         """Looks at the ranges with these numbers, EVERYWHERE for all. Returns the pairs by number, and the numbers of which not
-        all surplus rows are listed. `wanted`: only these keys."""
+        all surplus rows are listed. `wanted`: only these keys. `around`: the ranges to look at for EVERYWHERE; None: all."""
         everywhere = EVERYWHERE in numbers
         if everywhere and wanted is None:
             self._hashed.begin()
         found: dict[int, list[Pair]] = {}
         unlisted: set[int] = set()
         with self._look.opened(reader, comparison, wanted, self._hashed) as looks:
-            for each in self._ranges:
-                if not everywhere and each.number not in numbers:
+            all_ranges = everywhere and around is None
+            for each in [*self._ranges, *(around or ())]:
+                if not all_ranges and each.number not in numbers:
                     continue
                 look = looks.at(each, keeps_keys=everywhere and not self._look.has_own_surplus(each))
-                found[each.number] = look.pairs
+                found.setdefault(each.number, []).extend(look.pairs)
                 if not look.all_listed:
                     unlisted.add(each.number)
             surplus = looks.surplus_of_all(MAX_SURPLUS) if everywhere else []
@@ -340,7 +363,7 @@ class TableComparison:
         if surplus is None:  # the copy's server is to compare all rows
             return self._looked(reader, comparison, numbers, wanted)
         if everywhere:
-            found[EVERYWHERE] = surplus
+            found.setdefault(EVERYWHERE, []).extend(surplus)
             if len(surplus) == MAX_SURPLUS:
                 unlisted.add(EVERYWHERE)
         return found, unlisted

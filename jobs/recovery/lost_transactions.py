@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from tidemark.conf.model import JobFile
-from tidemark.jobs.reconcile.repair import MAX_RANGES, has_own_key
+from tidemark.jobs.reconcile.key_ranges import MAX_RANGES, has_own_key
 from tidemark.jobs.recovery.proven_log import require_known_log
 from tidemark.jobs.signals.repairs import RowsReading, await_visible, same_columns
 from tidemark.jobs.sinks import sink_needs

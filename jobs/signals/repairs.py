@@ -24,7 +24,7 @@ import pyarrow as pa
 from tidemark.conf.model import JobFile
 from tidemark.jobs.epoch.planner import LEFT_BEFORE, NOT_WRITTEN
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.reconcile.repair import keys_of
+from tidemark.jobs.reconcile.key_ranges import keys_of
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.signals.steering import RESUME, steering_at
 from tidemark.jobs.signals.table_parts import PartRefusedError, copied_keys, range_of, require_part, with_ranges

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tidemark.conf.condition import check_given_condition
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableName
-from tidemark.jobs.reconcile.repair import MAX_RANGES, has_own_key, is_readable, keys_of, ranges_around
+from tidemark.jobs.reconcile.key_ranges import MAX_RANGES, has_own_key, is_readable, keys_of, ranges_around
 from tidemark.jobs.sinks import comparable_sink, sink_needs
 from tidemark.jobs.tables.integer_keys import same_integers
 from tidemark.readers.source import BoundsKeys

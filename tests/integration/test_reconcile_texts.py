@@ -18,6 +18,7 @@ from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.reconcile import hashed_copy
+from tidemark.jobs.reconcile.range_looks import TableLook
 from tidemark.jobs.reconcile.table_comparison import TableResult
 from tidemark.readers.postgres.snapshot.table_rows import PostgresRows
 from tidemark.sinks.folded import rows_by_key
@@ -65,6 +66,38 @@ def test_keys_that_the_copy_takes_as_equal_are_one_row(
         "surplus": {("KEY 200", "2024")},
     }
     assert asked == [3, 3, 3, 3]
+
+
+@on_pairs(0, 2)
+def test_a_surplus_row_does_not_let_all_of_the_source_be_read_again(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look reads the rows around its key, if the source can be asked for it. A time may have lost digits in the copy."""
+    create_codes(source, 200)
+    source.execute(
+        "CREATE TABLE times (code VARCHAR(40), at TIMESTAMP(6), PRIMARY KEY (code, at))",
+        "INSERT INTO times SELECT code, '2024-02-03' FROM codes WHERE n < 100",
+    )
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute(
+        "INSERT INTO copy_codes VALUES ('key 77 and more', 1), ('zz', 1)",
+        "INSERT INTO copy_times VALUES ('zz', '2024-02-03')",
+    )
+    expected, read = TableLook.expected, dict[str, list[int]]()
+
+    def counted(look: TableLook, *arguments: Any) -> pa.Table:
+        rows = expected(look, *arguments)
+        read.setdefault(look.schema.table.name, []).append(rows.num_rows)
+        return rows
+
+    monkeypatch.setattr(TableLook, "expected", counted)
+    results = compared(job)
+    assert found_keys(results["codes"]) == {"surplus": {("key 77 and more",), ("zz",)}}
+    assert [key[0] for key in found_keys(results["times"])["surplus"]] == ["zz"]
+    looks = 3  # after the first one, of a log without changes
+    assert sum(read["codes"]) <= 200 + 2 * 2 * looks
+    assert sum(read["times"]) == 100 * (1 + looks)
 
 
 @on_pairs(0, 2)
