@@ -143,19 +143,21 @@ def note(change: Change) -> str:
 
 
 def folded(files: Sequence[File]) -> dict[int, tuple[int, int | None]]:
-    """The stars of each key, and those of its note; None for a note that nobody knows."""
+    """The stars of each key, and those of its note; None for a note that nobody knows. A note that a change leaves out is the
+    last one since a TRUNCATE, also from before a DELETE, as readers take it: a log has no such change after a DELETE."""
     rows: dict[int, tuple[int, int | None]] = {}
+    notes: dict[int, int] = {}
     for file in files:
         for change in file.changes:
             if change.kind is TRUNCATE:
-                rows = {}
+                rows, notes = {}, {}
             elif change.kind is DELETE:
                 rows.pop(change.key, None)
             elif change.leaves_out:
-                known = rows.get(change.key)
-                rows[change.key] = change.stars, None if known is None else known[1]
+                rows[change.key] = change.stars, notes.get(change.key)
             else:
                 rows[change.key] = change.stars, change.stars
+                notes[change.key] = change.stars
     return rows
 
 
@@ -282,6 +284,15 @@ def test_ranges_of_files_are_compared_as_the_folded_state(
     later=[File(False, (Change(INSERT, 0, 1), Change(DELETE, 1, 0), Change(INSERT, 7, 1)))],
     changes={7: None},
     ends=[2],
+)
+@example(  # the row that had the value is from before a DELETE
+    files=[File(True, ())],
+    later=[
+        File(True, (Change(INSERT, 1, 0),)),
+        File(False, (Change(DELETE, 1, 0), Change(UPDATE, 1, 0, True))),
+    ],
+    changes={},
+    ends=[],
 )
 @example(  # the row that had the value is from before a TRUNCATE: the one after it is lacking
     files=[File(True, (Change(INSERT, 1, 1),)), File(False, (Change(UPDATE, 1, 2, True),))],
