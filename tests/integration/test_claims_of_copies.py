@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cli import CommandLine
 from tests.support.epochs import run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
@@ -72,6 +73,54 @@ def test_a_copy_that_is_replaced_by_an_older_one_stays_so_until_its_rows_change(
     mirrored.source.execute("UPDATE t SET w = 'new' WHERE id = 1")
     run_epochs(mirrored.path)
     assert mirrored.rows() == [(1, "new", "new"), (2, "b", "b"), (3, "c", "c")]
+
+
+@pytest.mark.servers_in_turn("target")
+@pytest.mark.parametrize("target", ["mysql", "mariadb", "postgres"])
+@pytest.mark.parametrize("remedy", ["resnapshot", "reconcile"])
+def test_a_schema_of_the_target_that_is_restored_without_the_ledger_gets_its_rows_by_a_signal_or_a_repair(
+    request: pytest.FixtureRequest,
+    mysql_nogtid_database: Database,
+    tmp_path: Path,
+    tidemark: CommandLine,
+    target: str,
+    remedy: str,
+) -> None:
+    """A backup of the schema with the copies, but not of the one with `tidemark_ledger`, is put back."""
+    source, home = mysql_nogtid_database, request.getfixturevalue(f"{target}_database")
+    source.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(9))", "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')"
+    )
+    copies, kept = f"{home.name}_copies", f"{home.name}_kept"
+    cascade = " CASCADE" if target == "postgres" else ""
+    sink = {"type": "mirror", "url": home.url, "table": f"{copies}.{{table}}"}
+    job = write_job(tmp_path, source=source_of(source), sink=sink)
+    try:
+        run_epochs(job)
+        like = "(LIKE {} INCLUDING ALL)" if target == "postgres" else "LIKE {}"
+        copy = "CREATE TABLE {1} {0}", "INSERT INTO {1} SELECT * FROM {2}"
+
+        def copied(of: str, to: str) -> list[str]:
+            return [text.format(like.format(of), to, of) for text in copy]
+
+        home.execute(f"CREATE SCHEMA {kept}", *copied(f"{copies}.t", f"{kept}.t"))
+        source.execute(
+            "UPDATE t SET v = 'new' WHERE id > 1", "INSERT INTO t VALUES (4, 'd')", "DELETE FROM t WHERE id = 1"
+        )
+        run_epochs(job)
+        home.execute(f"DROP SCHEMA {copies}{cascade}", f"CREATE SCHEMA {copies}", *copied(f"{kept}.t", f"{copies}.t"))
+        source.execute("UPDATE t SET v = 'newer' WHERE id = 3")
+        run_epochs(job)  # nothing says that it is older
+        rows = f"SELECT id, v FROM {copies}.t ORDER BY id"
+        assert list(home.query(rows)) == [(1, "a"), (2, "b"), (3, "newer")]
+        if remedy == "resnapshot":
+            assert tidemark("signal", job, "resnapshot", "--table", f"{source.schema}.t").code == 0
+        else:
+            assert tidemark("reconcile", job, "--repair").code == 8
+        run_epochs(job)
+        assert list(home.query(rows)) == source.query("SELECT id, v FROM t ORDER BY id")
+    finally:
+        home.execute(f"DROP SCHEMA IF EXISTS {copies}{cascade}", f"DROP SCHEMA IF EXISTS {kept}{cascade}")
 
 
 def test_a_file_that_somebody_deleted_or_changed_stays_so(mysql_database: Database, tmp_path: Path) -> None:
