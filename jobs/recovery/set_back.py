@@ -131,8 +131,14 @@ def _cut_of(
     mirrors get changes again that they have: in files these would be there twice."""
     if written.last_epoch != written.log_epoch:
         return None
+    unwritten = _unwritten(checkpoint, now)
+    direct = None
     with contextlib.suppress(CheckpointError):
-        return cut_after(checkpoint, job, state, now, written.log_epoch)
+        direct = cut_after(checkpoint, job, state, now, written.log_epoch)
+    if direct is not None:
+        if unwritten is not None and job.sink.type == "mirror" and _has_moves(job, state, direct, unwritten):
+            return None
+        return direct
     first = cut_before_all(checkpoint, state)
     if written.log_epoch == 0:
         return first
@@ -145,21 +151,38 @@ def _cut_of(
     for epoch in reversed([0, *older]):
         try:
             cut = cut_after(checkpoint, job, state, now, epoch) if epoch else first
-            if cut is None:
-                return None
-            if _went_back(state, cut.position, epoch, written.log_epoch):
-                continue
-            again = cut.joined | cut.altered
-            others = state.without([Left(s.table, s.version) for s in state.schemas if s.table in again])
-            _require_no_moves_since(job, others, cut.position, now.position)
-        except (CheckpointError, LogPositionLostError):
+        except CheckpointError:
             return None
-        except SourceNotUsableError as error:
-            if error.table is None:
-                raise
-            return None  # such as a table that was dropped: the next start says what is wrong with it
-        return cut
+        if cut is None:
+            return None
+        if not _went_back(state, cut.position, epoch, written.log_epoch):
+            return None if _has_moves(job, state, cut, unwritten or now.position) else cut
     return None
+
+
+def _unwritten(checkpoint: Checkpoint, now: EnumeratorState) -> Position | None:
+    """Returns up to where an epoch goes that was read and is not committed, None if there is none. The target has nothing of it.
+    But another state of it may have all of it, and be put back later: the epoch is passed over, and has its number."""
+    match now.awaited:
+        case AwaitedLog(log_range) if checkpoint.has_log_report(now.epoch):
+            return log_range.stop
+        case _:
+            return None
+
+
+def _has_moves(job: JobFile, state: JobState, cut: Cut, stop: Position) -> bool:
+    """True if the log between the cut and `stop`, which the copies may have, can't be written again, or is gone."""
+    again = cut.joined | cut.altered
+    others = state.without([Left(s.table, s.version) for s in state.schemas if s.table in again])
+    try:
+        _require_no_moves_since(job, others, cut.position, stop)
+    except (CheckpointError, LogPositionLostError):
+        return True
+    except SourceNotUsableError as error:
+        if error.table is None:
+            raise
+        return True  # such as a table that was dropped: the next start says what is wrong with it
+    return False
 
 
 def _has_log(job: JobFile, state: JobState, start: Position) -> bool:
