@@ -255,10 +255,13 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
     if goes_back(error, job, state, sink, events):
         trouble.kept.clear()
         return True
-    error = as_schema_change(error, job, state, sink)
-    if changes_columns(error, job, state, sink, events) or _leave(
-        error, job, state, events, trouble.began_us, at_start=True
+    changed = as_schema_change(error, job, state, sink)
+    if changes_columns(changed, job, state, sink, events) or _leave(
+        changed, job, state, events, trouble.began_us, at_start=True
     ):
+        return True
+    # An epoch that was read can't be written to such a copy: the table leaves before it.
+    if changed is not error and _leave(error, job, state, events, trouble.began_us, at_start=True):
         return True
     if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state, trouble.signals):
         trouble.refused.add(error.table)

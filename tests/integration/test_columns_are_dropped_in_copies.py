@@ -156,6 +156,25 @@ def test_a_name_that_comes_back_after_a_death(
     assert_same(source, target)
 
 
+def test_a_copy_that_lost_a_column_while_an_epoch_is_not_committed_parks_its_table(
+    any_source_database: Database, twin_database: Database, tmp_path: Path
+) -> None:
+    """Somebody else has dropped it. The epoch is read again without the table."""
+    source, target = any_source_database, twin_database
+    job = copied(source, target, tmp_path)
+    source.execute("UPDATE t SET v = 7", "UPDATE second SET v = 7")
+    die_at(job, "sink.before_commit")
+    target.execute("ALTER TABLE copy_t DROP COLUMN v")
+    notes = Notes()
+    run_epochs(job, notes=notes)
+    assert [facts["table"] for event, facts in notes.found if event == "parked"] == [f"{source.schema}.t"]
+    rows = "SELECT id, v, name FROM {} ORDER BY id"
+    assert target.query(rows.format("copy_second")) == source.query(rows.format("second"))
+    resnapshot(load_job_file(job), [TableName(source.schema, "t")])
+    run_epochs(job)
+    assert target.query(rows.format("copy_t")) == source.query(rows.format("t"))
+
+
 def test_columns_of_the_users_stay(any_source_database: Database, twin_database: Database, tmp_path: Path) -> None:
     """Also if the table is read again, and if the source had a column of that name that was not copied."""
     source, target = any_source_database, twin_database
