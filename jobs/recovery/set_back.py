@@ -38,6 +38,9 @@ from tidemark.state.position import Position
 from tidemark.state.reached import Reached
 from tidemark.state.table import TableId
 
+MAX_IN_A_ROW = 3
+"""How often a job goes back without a new epoch in between: its target may be set back again before it has gone on."""
+
 
 def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events) -> bool:
     """Makes the job ready to continue from what the target has, durably. The job must be opened again. Returns False if the
@@ -47,7 +50,10 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     is_of_copies = not isinstance(error, TargetSetBackError)
     if is_of_copies and not (isinstance(error, SinkError) and not sink_needs(job.sink).commits_tables):
         return False  # such as a Delta table, which is set back by itself
-    if job.mode == "full" or is_going_back(checkpoint, state) or (is_of_copies and _is_elsewhere(checkpoint, job)):
+    if job.mode == "full" or (is_of_copies and _is_elsewhere(checkpoint, job)):
+        return False
+    is_again = is_going_back(checkpoint, state)
+    if is_again and _times_in_a_row(checkpoint, state) >= MAX_IN_A_ROW:
         return False
     try:
         written = sink.written(JobIdentity(state.job_uuid, state.job_name))
@@ -67,6 +73,8 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     cut = _cut_of(checkpoint, job, state, now, written)
     rereads = set() if cut is None else _read_again_since(checkpoint, state, cut.epoch)  # such rows may be in no log
     again = rereads if cut is None else rereads | cut.joined | cut.altered
+    if is_again and is_of_copies and cut is not None and error.table not in again:
+        return False  # the older state has its copy as the job had left it: somebody has changed that
     if cut is None or len(again) == len(state.schemas):
         cut, again = None, {schema.table for schema in state.schemas}
     position = None if cut is None else cut.position
@@ -119,6 +127,12 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     return True
 
 
+def _times_in_a_row(checkpoint: Checkpoint, state: JobState) -> int:
+    """Returns how often the job has gone back since the newest epoch was planned."""
+    newest = max(checkpoint.plan_epochs(), default=0)
+    return sum(joined.reached is not None and joined.after_epoch == newest for joined in state.joined)
+
+
 def _is_elsewhere(checkpoint: Checkpoint, job: JobFile) -> bool:
     known = checkpoint.sink_identity()
     return known is not None and known.relocation(sink_identity(job.sink)) is not None
@@ -161,8 +175,9 @@ def _cut_of(
 
 
 def _unwritten(checkpoint: Checkpoint, now: EnumeratorState) -> Position | None:
-    """Returns up to where an epoch goes that was read and is not committed, None if there is none. The target has nothing of it.
-    But another state of it may have all of it, and be put back later: the epoch is passed over, and has its number."""
+    """Returns up to where an epoch goes that was read and is not committed, None if there is none. The target has nothing of
+    it. But another state of the target may have all of it, and be put back later: the epoch is passed over, and has its
+    number."""
     match now.awaited:
         case AwaitedLog(log_range) if checkpoint.has_log_report(now.epoch):
             return log_range.stop

@@ -31,7 +31,8 @@ def source(postgres18_database: Database) -> Database:
 
 @pytest.fixture(params=["postgres", "mysql", "mariadb"])
 def target(request: pytest.FixtureRequest) -> Iterator[Backups]:
-    with backups_of(request.getfixturevalue(f"{request.param}_database")) as backups:
+    server = "mysql_nogtid" if request.param == "mysql" else request.param  # of a source is another server
+    with backups_of(request.getfixturevalue(f"{server}_database")) as backups:
         yield backups
 
 
@@ -221,3 +222,43 @@ def test_a_standby_that_a_balancer_leads_to_has_no_rows_read_again(
         assert pair.database.query("SELECT id, note FROM copy_orders ORDER BY id") == source.query(
             "SELECT id, note FROM orders ORDER BY id"
         )
+
+
+@pytest.mark.servers_in_turn("target")
+@pytest.mark.parametrize(("runs", "has_log"), [(True, True), (False, True), (False, False)])
+def test_it_is_set_back_again_before_the_job_has_gone_on(
+    mysql_database: Database, target: Backups, tmp_path: Path, runs: bool, has_log: bool
+) -> None:
+    """A copy had got its new column again already. `runs`: the run that went back is still running. `has_log`: the backup has
+    an epoch of the log; if not, all rows are read again."""
+    source = mysql_database
+    source.execute(
+        "CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)",
+        "CREATE TABLE items (id INT PRIMARY KEY, note TEXT)",
+        "INSERT INTO orders VALUES (1, 'first'), (2, 'first')",
+        "INSERT INTO items VALUES (1, 'first')",
+    )
+    job = job_into(target, source, tmp_path)
+    run_epochs(job, "trigger=once")
+    if has_log:
+        source.execute("UPDATE orders SET note = 'second'")
+        run_epochs(job, "trigger=once")
+    restore = target.take()
+    source.execute("ALTER TABLE orders ADD COLUMN amount INT", "UPDATE orders SET amount = 5")
+    run_epochs(job, "trigger=once")
+    source.execute("UPDATE items SET note = 'second'")
+    die_at(job, "sink.before_commit", "trigger=once")
+    restore()
+    if runs:
+        notes = run_with(job, restore, lambda: None, interval_seconds=None)
+    else:
+        notes = Notes()
+        die_at(job, "sink.before_commit", "trigger=once", notes=notes)
+        assert target.database.query("SELECT amount FROM copy_orders")
+        restore()
+    source.execute("INSERT INTO orders VALUES (3, 'third', 3)", "UPDATE items SET note = 'third'")
+    run_epochs(job, "trigger=once", notes=notes)
+    assert not [facts for event, facts in notes.found if event == "parked"]
+    expected = source.query("SELECT id, note, amount FROM orders ORDER BY id")
+    assert target.database.query("SELECT id, note, amount FROM copy_orders ORDER BY id") == expected
+    assert target.database.query("SELECT id, note FROM copy_items") == [(1, "third")]
