@@ -355,6 +355,9 @@ def test_a_file_in_the_middle_of_the_log_is_gone(own_postgres: Server, tmp_path:
         for _ in range(2):
             before = slot_begins(source)
             lose_middle_of_log(source)
+            with pytest.raises(LogPositionLostError) as caught:
+                run_epochs(job, *SOON, "source.on_log_lost=stop")
+            assert "set source.on_log_lost: resnapshot, and run the job again" in caught.value.remedy
             notes = Notes()
             run_epochs(job, *SOON, notes=notes)
             assert sum("the rows of all tables are read again" in text for text in warnings(notes)) == 1
