@@ -59,7 +59,9 @@ def spark_errors(location: object, table: TableId | None = None) -> Iterator[Non
             raise known from None
         text = _VALUE.sub("A value exceeds", str(error.java_exception if isinstance(error, Py4JJavaError) else error))
         first = next(iter(text.strip().splitlines()), type(error).__name__)
-        if "FAILED_READ_FILE" in first:  # it does not say why
+        causes = f"{error}\n{getattr(error, '_stackTrace', None)}"
+        is_of_value = _OF_VALUE.search(causes) is not None  # then the cause has the value
+        if "FAILED_READ_FILE" in first or ("TASK_WRITE_FAILED" in first and not is_of_value):  # it does not say why
             first = f"{first}: {root_cause(error)}"
         if _CONFLICT.search(text):
             raise SinkBusyError(
@@ -72,7 +74,6 @@ def spark_errors(location: object, table: TableId | None = None) -> Iterator[Non
         if table is not None and (why := _no_folder(str(error))) is not None:
             what = f"a value of a column of sink.partition_by {why}"
             raise SinkError(f"{table}: {what} in {location}.", OTHER_PARTITIONS, table) from error
-        causes = f"{error}\n{getattr(error, '_stackTrace', None)}"
         if table is not None and (found := _OF_VALUE.search(causes)) is not None:
             what = f"a constraint or a generated column can't be computed ({found[1]})"
             raise SinkError(f"{location} refuses rows of {table}: {what}", TAKE_BACK, table) from error

@@ -49,3 +49,12 @@ def test_an_error_of_the_copy_is_about_its_table(name: str) -> None:
 @pytest.mark.parametrize("name", OF_THE_JOB)
 def test_an_error_of_all_tables_is_about_the_job(name: str) -> None:
     assert made_of(OF_THE_JOB[name], ORDERS).table is None
+
+
+def test_a_task_that_could_not_write_says_why() -> None:
+    error = SparkRuntimeException(OF_THE_JOB["a full disk"].getMessage() or "")
+    error._stackTrace = (
+        f"x\nCaused by: a.B: {error}\n\tat x\nCaused by: java.io.IOException: No space left on device\n\tat y\n"  # type: ignore[attr-defined]
+    )
+    assert "java.io.IOException: No space left on device" in made_of(error, None).message
+    assert "4711" not in made_of(SparkRuntimeException(OVERFLOW), None).message
