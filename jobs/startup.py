@@ -252,7 +252,7 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
             return False
         trouble.kept.clear()  # the unfinished epoch is passed over
         return True
-    if goes_back(error, job, state, sink, events):
+    if goes_back(error, job, state, sink, events, at_start=True):
         trouble.kept.clear()
         return True
     changed = as_schema_change(error, job, state, sink)

@@ -25,6 +25,7 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
     CheckpointError,
     LogPositionLostError,
+    LostCopyError,
     SinkError,
     SourceNotUsableError,
     TargetSetBackError,
@@ -42,10 +43,12 @@ MAX_IN_A_ROW = 3
 """How often a job goes back without a new epoch in between: its target may be set back again before it has gone on."""
 
 
-def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events) -> bool:
+def goes_back(
+    error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events, *, at_start: bool = False
+) -> bool:
     """Makes the job ready to continue from what the target has, durably. The job must be opened again. Returns False if the
     error must stop the job, or park its table. `error`: also one of copies that are not as the job has left them, if that is
-    because the target was set back to before they were."""
+    because the target was set back to before they were. `at_start`: a check before the start raised it."""
     checkpoint = Checkpoint.at(job.checkpoint)
     is_of_copies = not isinstance(error, TargetSetBackError)
     if is_of_copies and not (isinstance(error, SinkError) and not sink_needs(job.sink).commits_tables):
@@ -67,8 +70,11 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     if written is None or committed == 0 or written.last_epoch > planned or written.log_epoch > committed:
         return False  # the transaction of an epoch of the log saw all that came before
     known = checkpoint.plan(committed).state.reached
-    if known is None or written.before(committed + 1) == known:
+    if known is None:
         return False
+    if written.before(committed + 1) == known:
+        # In a run, an error of a copy comes behind the fence, which names this driver: the target was not set back.
+        return (at_start or not is_of_copies) and not is_again and _reads_altered(error, job, state, written, events)
     now = recover_state(checkpoint, job, state, committed=committed)
     cut = _cut_of(checkpoint, job, state, now, written)
     rereads = set() if cut is None else _read_again_since(checkpoint, state, cut.epoch)  # such rows may be in no log
@@ -124,6 +130,32 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     checkpoint.create_joined(state, joined)
     told = f"{error.message} The target was set back to an older state." if is_of_copies else error.message
     events.note("warning", text=f"{told} {what}")
+    return True
+
+
+def _reads_altered(error: TidemarkError, job: JobFile, state: JobState, written: Written, events: Events) -> bool:
+    """Has tables read again that were altered, or joined the job, after the last epoch that was written, durably: a target that
+    has all epochs may have been set back to before that. Returns False if there are none, or if `error` is of another table."""
+    checkpoint, epoch = Checkpoint.at(job.checkpoint), written.last_epoch
+    if epoch > checkpoint.committed_epoch() or epoch not in checkpoint.plan_epochs():
+        return False
+    planned_at_us = checkpoint.plan(epoch).planned_at_us
+    joined = [each for each in state.joined if each.after_epoch >= epoch]
+    found = {each.schema.table for each in checkpoint.altered() if each.is_since(epoch, planned_at_us)}
+    found |= {table for each in joined for table in each.back}
+    if isinstance(error, TargetSetBackError | LostCopyError):  # others are of a new copy that can't be made
+        found |= {schema.table for each in joined for schema in each.schemas}
+    again = found & {schema.table for schema in state.schemas}
+    times = max((sum(table in each.back for each in joined) for table in again), default=0)
+    if not again or (error.table is not None and error.table not in again) or times >= MAX_IN_A_ROW:
+        return False
+    if job.mode != "full+incremental" or not job.source.reads_again_after_lost_log:
+        return False
+    forget_unwritten(checkpoint)
+    leave_to_come_back(checkpoint, state, again)
+    names = ", ".join(map(str, sorted(again)))
+    why = f"The target has all epochs. {names} joined the job or got columns since the last one"
+    events.note("warning", text=f"{error.message} {why}, so all of their rows are read again.")
     return True
 
 

@@ -42,7 +42,9 @@ def job_into(target: Backups, source: Database, folder: Path) -> Path:
     return write_job(folder, source=given, sink=sink, trigger="1s")
 
 
-def run_with(path: Path, *acts: Callable[[], object], interval_seconds: float | None = 0.05) -> Notes:
+def run_with(
+    path: Path, *acts: Callable[[], object], interval_seconds: float | None = 0.05, ends: bool = True
+) -> Notes:
     """Runs the job. Each act happens once an epoch is planned, before it is read. The run ends after as many epochs."""
     notes, left = Notes(), list(acts)
     is_small = LocalEngine.is_small
@@ -54,7 +56,7 @@ def run_with(path: Path, *acts: Callable[[], object], interval_seconds: float | 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalEngine, "is_small", acting)
-        run_epochs(path, at_most=len(acts), notes=notes, interval_seconds=interval_seconds)
+        run_epochs(path, at_most=len(acts) if ends else None, notes=notes, interval_seconds=interval_seconds)
     assert not left
     return notes
 
@@ -262,3 +264,40 @@ def test_it_is_set_back_again_before_the_job_has_gone_on(
     expected = source.query("SELECT id, note, amount FROM orders ORDER BY id")
     assert target.database.query("SELECT id, note, amount FROM copy_orders ORDER BY id") == expected
     assert target.database.query("SELECT id, note FROM copy_items") == [(1, "third")]
+
+
+@pytest.mark.servers_in_turn("target")
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("has_log", [True, False])
+def test_the_older_target_has_all_epochs_and_lacks_an_alter_of_a_copy(
+    mysql_database: Database, target: Backups, tmp_path: Path, runs: bool, has_log: bool
+) -> None:
+    """No epoch was written between the backup and the ALTER."""
+    source = mysql_database
+    source.execute(
+        "CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)",
+        "CREATE TABLE items (id INT PRIMARY KEY, note TEXT)",
+        "INSERT INTO orders VALUES (1, 'first'), (2, 'first')",
+        "INSERT INTO items VALUES (1, 'first')",
+    )
+    job = job_into(target, source, tmp_path)
+    run_epochs(job, "trigger=once")
+    if has_log:
+        source.execute("UPDATE orders SET note = 'second'")
+        run_epochs(job, "trigger=once")
+    restore, notes = target.take(), Notes()
+    source.execute(
+        "ALTER TABLE orders ADD COLUMN amount INT", "UPDATE orders SET amount = 5", "UPDATE items SET note = 'x'"
+    )
+    if runs:
+        notes = run_with(job, lambda: None, restore, interval_seconds=None, ends=False)
+    else:
+        die_at(job, "schema.after_altered", "trigger=once")
+        assert not target.database.query("SELECT amount FROM copy_orders WHERE amount IS NOT NULL")
+        restore()
+    run_epochs(job, "trigger=once", notes=notes)
+    assert not [facts for event, facts in notes.found if event == "parked"]
+    assert [facts["table"] for event, facts in notes.found if event == "joined"] == [f"{source.schema}.orders"]
+    expected = source.query("SELECT id, note, amount FROM orders ORDER BY id")
+    assert target.database.query("SELECT id, note, amount FROM copy_orders ORDER BY id") == expected
+    assert target.database.query("SELECT id, note FROM copy_items") == [(1, "x")]
