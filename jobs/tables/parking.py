@@ -512,7 +512,9 @@ def answer_signals(
             if left.paused:
                 state = still_parked(job, checkpoint, state, [table], text)
         accepted = how_read_again(is_replaced=table in state.came_back and state.came_back[table].is_replaced)
-        if signal.kind == "resume" and table not in before.left_tables:
+        back = state.came_back.get(table)
+        is_back = back is not None and back.at_us > signal.at_us  # because of it, if the run that took it died
+        if signal.kind == "resume" and table not in before.left_tables and not is_back:
             accepted = "The reading of its rows continues." if stopped else NOT_PAUSED
         if signal.kind == "pause":
             accepted = "It has left the job, and its copy stays as it is."

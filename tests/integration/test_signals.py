@@ -119,6 +119,20 @@ def test_a_resume_leaves_a_resnapshot_in_force(
     assert "rows are read again" in answers[0].text
 
 
+def test_a_resume_is_answered_right_after_the_run_that_took_it_died(mysql_case: Case) -> None:
+    case = mysql_case
+    case.run()
+    pause(case.job, [case.customers])
+    case.run()
+    resume(case.job, [case.customers])
+    die_at(case.path, "signals.joined")
+    case.run()
+    (*_, (_, answer)) = case.checkpoint.signals().values()
+    assert answer is not None
+    assert "rows are read again" in answer.text
+    case.assert_copied()
+
+
 def test_the_list_shows_how_far_a_reading_is_after_signals_that_read_nothing(
     mysql_case: Case, capsys: pytest.CaptureFixture[str]
 ) -> None:
