@@ -114,8 +114,8 @@ class Left:
     """A table that has left the job. `version`: of its schema then. `why`: the error for which it was parked, "" if
     `source.exclude_tables` named it, or a signal asked for its rows. `at_us`: when, microseconds since 1970. `heals`: 0, or the
     table comes back by itself; how many times in a row it has left so without its copy having been complete in between, this
-    time included. Without `why`: because the log was lost. `paused`: a signal has paused it, and only a signal brings it
-    back; then `why` is ""."""
+    time included. After many times it waits before it comes back. Without `why`: because the log was lost. `paused`: a signal
+    has paused it, and only a signal brings it back; then `why` is ""."""
 
     table: TableId
     version: int

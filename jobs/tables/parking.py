@@ -13,6 +13,7 @@ from tidemark.conf.quantities import Every
 from tidemark.conf.schema_changes import KINDS
 from tidemark.conf.tables import TableGlob, TableName, glob_of
 from tidemark.jobs.monitoring.events import Events
+from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sinks import make_sink, sink_needs
 from tidemark.jobs.tables.kinds_of_change import altered_beyond, is_to_stop, removed_partition, was_dropped
@@ -47,8 +48,11 @@ from tidemark.state.table import TableId, TableSchema
 MAX_REASONS = 3
 """How many tables' reasons the error of parked tables has."""
 MAX_HEALS = 5
-"""How many times in a row a table may come back by itself without its copy being complete in between. Also how many times in
-one run with `trigger: once`."""
+"""How many times in a row a table may come back at once without its copy being complete in between. Also how many times in
+one run with `trigger: once`. After that it waits."""
+FIRST_WAIT_SECONDS = 600
+LONGEST_WAIT_SECONDS = 6 * 3600
+"""Each wait is twice as long as the one before, up to this."""
 NOT_FOUND = "The source has no such table, or hides it from the account."
 DROPPED = "The source has dropped it, and sink.on_schema_change leaves its copy as it is (drop_table: ignore)."
 """The reason of a table that was dropped and whose policy is `drop_table: ignore`. It is not an error of the job."""
@@ -181,7 +185,7 @@ def parks(
     if is_ignored:
         text = f"{DROPPED} It has what the job had copied up to its last epoch."
         events.note("left", table=str(schema.table), text=text)
-    if heals and error.is_cured_by_reading:
+    if 0 < heals <= MAX_HEALS and error.is_cured_by_reading:
         text = f"{error.message} So it leaves the job, and comes back: its rows are read again (sink.on_schema_change)."
         events.note("left", table=str(schema.table), text=text)
     return True
@@ -218,7 +222,7 @@ def _may_leave(
     may_be_wanted = is_lost or is_set_back
     is_wanted = may_be_wanted and error.table in {s.table for s in leaving_tables(job, state, None)}
     # Somebody has set the copy back, perhaps on purpose. With `stop` a person decides.
-    heals_itself = heals and error.is_cured_by_reading and not is_set_back
+    heals_itself = 0 < heals <= MAX_HEALS and error.is_cured_by_reading and not is_set_back
     if job.source.on_table_error == "stop" and not (is_ignored or is_wanted or heals_itself):
         return False
     # The epoch that emits what was withheld is finished without the table's changes. What it has of others is as it was.
@@ -265,19 +269,36 @@ def raise_with_way_back(error: TidemarkError, job: JobFile, state: JobState | No
 def _heals(
     checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema, error: TidemarkError, began_us: int
 ) -> int:
-    """Returns `Left.heals` of a table that leaves now. 0 if it came back without getting any further: it has the same trouble
-    as before, or was altered again or has a new one for the MAX_HEALS-th time, and its copy was not complete in between. 0
-    also if a run that is to end has had it come back MAX_HEALS times: sessions may write forever what can't be followed."""
+    """Returns `Left.heals` of a table that leaves now. More than MAX_HEALS, so that it waits, if it came back without getting
+    any further: it has the same trouble as before, or was altered again or has a new one for the MAX_HEALS-th time, and its
+    copy was not complete in between. Likewise if a run that is to end has had it come back MAX_HEALS times: sessions may write
+    forever what can't be followed."""
     before = [left for left in checkpoint.left_before() if left.table == schema.table and left.is_parked and left.heals]
-    if not isinstance(job.trigger, Every) and sum(left.at_us >= began_us for left in before) >= MAX_HEALS:
-        return 0
     last = [left for left in before if left.version == schema.version - 1]
-    if not last or was_complete(checkpoint, job, state, schema):
-        return 1
+    if was_complete(checkpoint, job, state, schema):
+        last = []
+    times = last[-1].heals if last else 0
     is_same = not isinstance(error, SchemaChangedError) and any(left.why == _why(error) for left in last)
-    if is_same or last[-1].heals >= MAX_HEALS:
+    came_back_in_run = sum(left.at_us >= began_us for left in before)
+    if is_same or (not isinstance(job.trigger, Every) and came_back_in_run >= MAX_HEALS):
+        times = max(times, MAX_HEALS)
+    return times + 1
+
+
+def comes_back_at_us(left: Left) -> int:
+    """Returns when a parked table may come back by itself, microseconds since 1970. 0 if it need not wait."""
+    waits = left.heals - MAX_HEALS
+    if not left.is_parked or waits <= 0:
         return 0
-    return last[-1].heals + 1
+    return left.at_us + min(FIRST_WAIT_SECONDS << min(waits - 1, 16), LONGEST_WAIT_SECONDS) * 1_000_000
+
+
+def next_return_us(job: JobFile, state: JobState) -> int | None:
+    """Returns when the first of the tables that wait comes back, microseconds since 1970. None if none does. Those whose time
+    has come wait for the next start: this one could not have them back."""
+    now = _now_us()
+    times = [comes_back_at_us(left) for left in _stale(job, state) if _comes_back(job, left)]
+    return min((time for time in times if time > now), default=None)
 
 
 def was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema) -> bool:
@@ -391,8 +412,17 @@ def way_back(job: JobFile, left: Left) -> str:
     if is_dropped(job, left):
         again = read_again(_name(left.table))
         return f"None is needed. If there is such a table again: {again} Its copy then has only the new rows."
-    by_itself = "It comes back by itself at a start that can read it. " if left.heals and evolves(job) else ""
+    by_itself = (
+        f"It comes back by itself at a start that can read it{_from_when(left)}. "
+        if left.heals and _comes_back(job, left)
+        else ""
+    )
     return f"{by_itself}{read_again(_name(left.table))} To leave it as it is, name it in source.exclude_tables."
+
+
+def _from_when(left: Left) -> str:
+    at_us = comes_back_at_us(left)
+    return f", from {time_text(at_us)} UTC on" if at_us else ""
 
 
 def to_be_found(
@@ -439,7 +469,7 @@ def _may_come_back(job: JobFile, left: Left, seen: Collection[int] | None) -> bo
 
 def known_tables(job: JobFile, state: JobState) -> frozenset[TableId]:
     """The tables that are no news when they are seen in the source: all but those that come back by themselves."""
-    away = {left.table for left in state.left if not (left.is_parked and left.heals and evolves(job))}
+    away = {left.table for left in state.left if not (left.is_parked and _is_wanted_back(job, left))}
     return frozenset(away | {schema.table for schema in state.schemas})
 
 
@@ -471,6 +501,11 @@ def park_absent(job: JobFile, state: JobState, reasons: Mapping[TableId, str], f
 
 
 def _is_wanted_back(job: JobFile, left: Left) -> bool:
+    return _comes_back(job, left) and comes_back_at_us(left) <= _now_us()
+
+
+def _comes_back(job: JobFile, left: Left) -> bool:
+    """True for a table that comes back by itself, now or later."""
     return not left.paused and (not left.is_parked or bool(left.heals and evolves(job)))
 
 
@@ -539,13 +574,18 @@ def still_parked(
             left,
             why=why,
             at_us=_now_us(),
-            heals=max(left.heals, 1) if evolves(job) and _is_wanted_back(job, left) else 0,
+            heals=_after_a_try(left) if evolves(job) and _comes_back(job, left) else 0,
             paused=False,
         )
         for left in state.left
-        if left.table in wanted and left.why != why
+        if left.table in wanted and (left.why != why or comes_back_at_us(left))
     )
     return checkpoint.create_left(state, leaving) if leaving else state
+
+
+def _after_a_try(left: Left) -> int:
+    """Returns `Left.heals` of a table that could not come back."""
+    return left.heals + 1 if comes_back_at_us(left) else max(left.heals, 1)
 
 
 def open_signals(checkpoint: Checkpoint) -> frozenset[int]:

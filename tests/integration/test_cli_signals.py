@@ -19,7 +19,9 @@ from tests.support.remedies import run_command
 from tests.support.servers import Database
 from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
+from tidemark.jobs.tables.parking import FIRST_WAIT_SECONDS, MAX_HEALS
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.job_state import Left
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family, pytest.mark.servers_in_turn]
 
@@ -229,6 +231,42 @@ def test_changed_tables_come_back_by_themselves_while_the_job_runs(
     else:  # once for each way to read: MariaDB's log is read as MySQL's is
         run_to_end(job, *BY_SPARK)
     assert_copied(tmp_path / "out", database)
+
+
+def test_a_table_that_waits_comes_back_while_the_job_runs(any_source_database: Database, tmp_path: Path) -> None:
+    database = any_source_database
+    create_tables(database, rows=30, uids=Uids())
+    job = write_job(
+        tmp_path,
+        source=source_of(database, on_table_error="park", discover_seconds=0),
+        sink={"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"},
+    )
+    run_epochs(job)
+    for seconds_left in (6, 20, 60):  # a start may take longer, and then the table does not wait
+        leave_and_wait(job, "customers", seconds_left)
+        with running(job, *BY_DRIVER, "--set", "trigger=100ms") as process:
+            process.wait_until(lambda: has(process, "joined"))
+            waited = has(process, "parked")
+            database.execute(*UPDATE_ALL)
+            os.kill(process.popen.pid, signal.SIGTERM)
+            assert process.wait() == 130
+        if waited:
+            break
+    assert waited
+    run_epochs(job)
+    assert_copied(tmp_path / "out", database)
+
+
+def leave_and_wait(job: Path, table: str, seconds_left: int) -> None:
+    """Parks the table as one that has come back too often, and waits for so long yet."""
+    checkpoint = Checkpoint.at(load_job_file(job).checkpoint)
+    state = checkpoint.job_state()
+    assert state is not None
+    schema = next(schema for schema in state.schemas if schema.table.name == table)
+    since_us = time.time_ns() // 1000 - (FIRST_WAIT_SECONDS - seconds_left) * 1_000_000
+    left = Left(schema.table, schema.version, "It was altered.", since_us, MAX_HEALS + 1)
+    checkpoint.take_owner()
+    checkpoint.create_left(state, (left,))
 
 
 @pytest.mark.every_server

@@ -21,6 +21,7 @@ from tidemark.conf.tables import TableName
 from tidemark.enumerator import enumerator
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.epoch.planner import Planner
+from tidemark.jobs.tables import parking
 from tidemark.jobs.tables.discovery import Discovery
 from tidemark.jobs.tables.parking import MAX_HEALS, known_tables, require_none_parked
 from tidemark.readers.mysql.source import FoundMySql
@@ -29,7 +30,7 @@ from tidemark.readers.postgres.source import FoundPostgres
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, TablesParkedError
-from tidemark.state.job_state import JobState
+from tidemark.state.job_state import JobState, Left
 from tidemark.state.plan import LogWork, SnapshotWork
 from tidemark.state.table import TableId
 
@@ -199,7 +200,7 @@ def test_a_session_that_never_stops_to_log_no_whole_rows_lets_a_run_end(
         with pytest.raises(TablesParkedError) as caught:
             require_none_parked(load_job_file(job), state_of(tmp_path))
         assert "let no session set another value" in caught.value.message
-        run_command(caught.value.remedy, job, tidemark)
+        run_command(caught.value.remedy.partition(" UTC on. ")[2], job, tidemark)
     run_epochs(job)
     assert_equal(tmp_path, source, *KEYS)
     require_none_parked(load_job_file(job), state_of(tmp_path))
@@ -441,10 +442,10 @@ def test_a_view_of_a_mirror_keeps_a_column_from_being_replaced(
     assert_mirrored(source, target)
 
 
-def test_a_table_that_gets_no_further_stays_parked(
+def test_a_table_that_gets_no_further_waits_and_comes_back_by_itself(
     any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checks do not see why, but each read of its rows fails alike."""
+    """The checks do not see why, but each read of its rows fails alike. Each wait is longer than the one before."""
     source = any_source_database
     create_tables(source, rows=20, uids=Uids())
     job = job_of(source, tmp_path)
@@ -458,15 +459,51 @@ def test_a_table_that_gets_no_further_stays_parked(
 
     monkeypatch.setattr(RetryingSplitReader, "read", read)
     resnapshot(load_job_file(job), [TableName(source.schema, "customers")])
-    for _ in range(2):
+    now_us = time.time_ns() // 1000
+    clock = [now_us]
+    monkeypatch.setattr(parking, "_now_us", lambda: clock[0])
+    times_left = MAX_HEALS + 2
+    for wait_seconds, comes_back in [(0, True), (590, False), (20, True), (610, False), (600, True)]:
+        clock[0] += wait_seconds * 1_000_000
         run_epochs(job, notes=(notes := Notes()))
         assert len(told(notes)) <= 2 * MAX_HEALS + 3
         assert told(notes)[-1] == ("parked", "customers")
-        assert len(Checkpoint.at(str(tmp_path / "checkpoint")).left_before()) == MAX_HEALS + 2
+        assert (("joined", "customers") in told(notes)) == comes_back
+        times_left += comes_back and wait_seconds > 0
+        assert len(Checkpoint.at(str(tmp_path / "checkpoint")).left_before()) == times_left
         assert_equal(tmp_path, source, "orders", "order_lines")
         source.execute("UPDATE orders SET version = version + 1")
+        with pytest.raises(TablesParkedError, match=r"It comes back by itself at a start that can read it, from 2"):
+            require_none_parked(load_job_file(job), state_of(tmp_path))
     monkeypatch.setattr(RetryingSplitReader, "read", original)
-    resnapshot(load_job_file(job), [TableName(source.schema, "customers")])
+    clock[0] += parking.LONGEST_WAIT_SECONDS * 1_000_000
+    run_epochs(job)
+    require_none_parked(load_job_file(job), state_of(tmp_path))
+    assert_copied(tmp_path / "out", source)
+
+
+def test_a_table_that_waits_and_is_gone_then_waits_for_longer(
+    any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = any_source_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    checkpoint, clock = Checkpoint.at(str(tmp_path / "checkpoint")), [time.time_ns() // 1000]
+    monkeypatch.setattr(parking, "_now_us", lambda: clock[0])
+    state, customers = (
+        state_of(tmp_path),
+        TableId((source.kind == "postgres" and "public") or source.schema, "customers"),
+    )
+    checkpoint.create_left(state, (Left(customers, 1, "It was altered.", clock[0], MAX_HEALS + 1),))
+    drop, *create = recreated(source)
+    source.execute(drop)
+    for waits in (2, 3):
+        clock[0] += parking.LONGEST_WAIT_SECONDS * 1_000_000
+        run_epochs(job)
+        assert [left.heals for left in state_of(tmp_path).left] == [MAX_HEALS + waits]
+    source.execute(*create)
+    clock[0] += parking.LONGEST_WAIT_SECONDS * 1_000_000
     run_epochs(job)
     assert_copied(tmp_path / "out", source)
 
