@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.epochs import run_epochs
 from tests.support.jobs import running
-from tests.support.reconciling import assert_equal, compared, found_keys, job_of, on_pairs
+from tests.support.reconciling import PAIRS, assert_equal, compared, found_keys, job_of, on_pairs
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.commands.reconcile import reconcile
@@ -68,7 +68,7 @@ def test_keys_that_the_copy_takes_as_equal_are_one_row(
     assert asked == [3, 3, 3, 3]
 
 
-@on_pairs(0, 2)
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[2]], indirect=True)
 def test_a_surplus_row_does_not_let_all_of_the_source_be_read_again(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
