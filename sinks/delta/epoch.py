@@ -32,7 +32,7 @@ from tidemark.sinks.delta.locations import (
     require_not_set_back,
     was_set_back,
 )
-from tidemark.sinks.delta.merges import completed, constants, merge, merge_keeping
+from tidemark.sinks.delta.merges import completed, constants, merge, merge_keeping, needs_whole_files
 from tidemark.sinks.delta.rows import Shape
 from tidemark.sinks.delta.seen_copies import SeenCopies
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
@@ -53,6 +53,7 @@ _VIEW, _CHANGED_VIEW = "tidemark_changes", "tidemark_changed"
 _EPOCH_VIEW = "tidemark_epoch"
 _APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_MERGES_WITH_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged checkpoint: please report it."
 _HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count", "truncates", "range")
 
@@ -142,11 +143,14 @@ class EpochWriter:
                 head = self._own_head(session, location, table)
                 if head.may_lack_epochs and not replaces:
                     _require_not_set_back(session, location, table)
-                rows = rows_of(replace(found, partitioned_by=head.partitioned_by))
-                metadata = {_METADATA: str(EpochCommit(found.epoch, head.version, replaces))}
+                placed = replace(found, partitioned_by=head.partitioned_by)
+                rows = rows_of(placed)
+                of_commit = {_METADATA: str(EpochCommit(found.epoch, head.version, replaces))}
+                if needs_whole_files(schema, head.partitioned_by):
+                    of_commit[_MERGES_WITH_VECTORS] = "false"
                 try:
-                    with spark_errors(location, table), session_settings(session, metadata):
-                        self._commit(rows, schema, found, location, session)
+                    with spark_errors(location, table), session_settings(session, of_commit):
+                        self._commit(rows, schema, placed, location, session)
                 except SinkBusyError:
                     if attempt == MAX_ATTEMPTS:
                         raise
@@ -188,17 +192,18 @@ class EpochWriter:
         read: Read = partial(rows.read, session, schema)
         marks = self.audit.marks(DriverClock())
         if self.audit.keeps_deleted and found.is_log:
-            statement = merge_keeping(schema, location, _VIEW, marks, "TRUE" if found.truncates else None)
+            others = "TRUE" if found.truncates else None
+            statement = merge_keeping(schema, location, _VIEW, marks, others, found.partitioned_by)
             with _completed(read("kept effect"), schema, location, persists=not rows.are_stored) as effect:
                 _merge(effect, statement)
         elif self.audit.keeps_deleted and (found.ranges or found.schema_version > 1):
             # The table came back: the target may have rows with these keys, marked as deleted if they are in no range.
             others = _condition(session, schema, found.ranges, location) if found.ranges else None
-            _merge(read("kept rows"), merge_keeping(schema, location, _VIEW, marks, others))
+            _merge(read("kept rows"), merge_keeping(schema, location, _VIEW, marks, others, found.partitioned_by))
         elif found.truncates:
             _replace(_marked(read("rest"), marks.kept), location)
         elif found.is_log:
-            _merge(read("effect"), merge(schema, location, _VIEW, marks))
+            _merge(read("effect"), merge(schema, location, _VIEW, marks, found.partitioned_by))
         elif found.ranges:
             condition = _condition(session, schema, found.ranges, location)
             _replace_ranges(_marked(read("rows"), marks.kept), condition, location)

@@ -1,6 +1,6 @@
 """The statements that merge the net effect of changes into a Delta table. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tidemark.sinks.audit import Marks
 from tidemark.sinks.delta.locations import Location, quoted, text_literal
@@ -8,28 +8,38 @@ from tidemark.sinks.mirror.unchanged import missing_value_error
 from tidemark.state.table import Column, TableSchema
 
 
-def merge(schema: TableSchema, location: Location, source: str, marks: Marks) -> str:
-    """Returns the MERGE of the view `source`, which has `effect_schema`."""
+def merge(
+    schema: TableSchema, location: Location, source: str, marks: Marks, partitioned_by: Collection[str] = ()
+) -> str:
+    """Returns the MERGE of the view `source`, which has `effect_schema`. `partitioned_by`: the table's partition columns."""
     kept, inserted = _values(schema, location)
     kept, inserted = kept | constants(marks.kept), inserted | constants(marks.kept)
     return (
-        f"{_merging(schema, location, source)} "
+        f"{_merging(schema, location, source, partitioned_by)} "
         "WHEN MATCHED AND NOT source.stays THEN DELETE "
         f"WHEN MATCHED THEN UPDATE SET {_set(kept)} "
         f"WHEN NOT MATCHED AND source.stays THEN {_insert(inserted)}"
     )
 
 
-def merge_keeping(schema: TableSchema, location: Location, source: str, marks: Marks, others: str | None) -> str:
+def merge_keeping(
+    schema: TableSchema,
+    location: Location,
+    source: str,
+    marks: Marks,
+    others: str | None,
+    partitioned_by: Collection[str] = (),
+) -> str:
     """Returns the MERGE of the view `source`, which has `kept_schema`, into a table that keeps deleted rows. `others`: the
-    condition for rows of other keys that the source has deleted, too; None for none."""
+    condition for rows of other keys that the source has deleted, too; None for none. `partitioned_by`: the table's partition
+    columns."""
     kept, inserted = _values(schema, location)
     deleted = marks.removed[0].name
     states = constants(marks.kept) | {deleted: "source.deleted"}
     is_there, removed = f"target.{quoted(deleted)} IS NOT TRUE", _set(constants(marks.removed))
     by_others = f" WHEN NOT MATCHED BY SOURCE AND {is_there} AND ({others}) THEN UPDATE SET {removed}"
     return (
-        f"{_merging(schema, location, source)} "
+        f"{_merging(schema, location, source, partitioned_by)} "
         "WHEN MATCHED AND NOT source.stays AND NOT source.deleted THEN DELETE "
         f"WHEN MATCHED AND source.stays THEN UPDATE SET {_set(kept | states)} "
         f"WHEN MATCHED AND {is_there} THEN UPDATE SET {removed} "
@@ -40,7 +50,7 @@ def merge_keeping(schema: TableSchema, location: Location, source: str, marks: M
 def completed(schema: TableSchema, location: Location, source: str) -> str:
     """Returns the query that gives the rows of `source`, which has `kept_schema`, with the values that the table has in rows
     under other keys."""
-    held = [f"{_held(schema, name)} AS {_key(i)}" for i, name in enumerate(schema.key)]
+    held = [f"{_held(schema, name, schema.key)} AS {_key(i)}" for i, name in enumerate(schema.key)]
     values = [f"target.{quoted(name)} AS {_value(i)}" for i, name in enumerate(schema.toastable)]
     keys = [_key(i) for i in range(len(schema.key))]
     origins = [f"origin.{quoted(name)} AS {_key(i)}" for i, name in enumerate(schema.key)]
@@ -86,8 +96,15 @@ def _value(place: int) -> str:
     return f"v{place}"
 
 
-def _merging(schema: TableSchema, location: Location, source: str) -> str:
-    at = " AND ".join(f"{_held(schema, name)} = source.at.{quoted(name)}" for name in schema.key)
+def needs_whole_files(schema: TableSchema, partitioned_by: Collection[str]) -> bool:
+    """True if the MERGE's condition may hold for a row of the source that has no row in the table: all columns of the key are
+    texts and partitions. Delta (4.4.0) evaluates the condition again for such rows, with NULL for the table's columns, unless
+    it writes files again as a whole. It fails if no clause takes them."""
+    return all(_may_be_null(schema, name, partitioned_by) for name in schema.key)
+
+
+def _merging(schema: TableSchema, location: Location, source: str, partitioned_by: Collection[str]) -> str:
+    at = " AND ".join(f"{_held(schema, name, partitioned_by)} = source.at.{quoted(name)}" for name in schema.key)
     return f"MERGE INTO {location.relation} AS target USING {source} AS source ON {at}"
 
 
@@ -115,8 +132,13 @@ def _insert(values: Mapping[str, str]) -> str:
     return f"INSERT ({', '.join(map(quoted, values))}) VALUES ({', '.join(values.values())})"
 
 
-def _held(schema: TableSchema, name: str) -> str:
-    """Returns the expression of the table's value in a column of the key. In a column by which it partitions the table, Delta
-    has NULL for an empty text."""
+def _held(schema: TableSchema, name: str, partitioned_by: Collection[str]) -> str:
+    """Returns the expression of the table's value in a column of the key."""
     held = f"target.{quoted(name)}"
-    return f"coalesce({held}, '')" if schema.column(name).arrow_type == "string" else held
+    return f"coalesce({held}, '')" if _may_be_null(schema, name, partitioned_by) else held
+
+
+def _may_be_null(schema: TableSchema, name: str, partitioned_by: Collection[str]) -> bool:
+    """True for a text by which the table is partitioned: Delta has NULL there for an empty text."""
+    names = {column.lower() for column in partitioned_by}
+    return name.lower() in names and schema.column(name).arrow_type == "string"

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -84,3 +85,37 @@ def test_a_value_that_can_not_be_a_partition_parks_its_table(
         run_through(job, "sink.partition_by={}")
         assert rows_of(places["parts"]) == sorted(source.query("SELECT k, id, v FROM parts"))
         source.execute("UPDATE parts SET v = v + 1")
+
+
+@pytest.mark.parametrize(
+    "sink", [{}, {"partition_by": ["k"]}, {"audit_columns": {"deleted": "_gone"}}], ids=["plain", "parts", "kept"]
+)
+def test_an_empty_text_is_a_key(
+    rows_of: Callable[[Path], list[tuple[object, ...]]],
+    delta_session: SparkSession,
+    mysql_database: Database,
+    tmp_path: Path,
+    sink: dict[str, Any],
+) -> None:
+    """Also one that comes and goes within one epoch, so that the copy has no such row. As a partition it is NULL."""
+    source = mysql_database
+    source.execute(
+        "CREATE TABLE texts (k VARCHAR(20) COLLATE utf8mb4_bin PRIMARY KEY, v INT)",
+        "INSERT INTO texts VALUES ('a', 0), ('b', 0)",
+    )
+    settings = {
+        key: {f"{source.schema}.texts": value} if key == "partition_by" else value for key, value in sink.items()
+    }
+    job = write_job(tmp_path, source=source_of(source), sink={"type": "delta", "path": "./lake", **settings})
+    run_through(job)
+    insert, update, delete = (
+        "INSERT INTO texts VALUES ('', 1)",
+        "UPDATE texts SET v = v + 1",
+        "DELETE FROM texts WHERE k = ''",
+    )
+    for statements in ([insert, delete, update], [insert], [update], [delete], [update, insert]):
+        source.execute(*statements)
+        run_through(job)
+        copy = delta_session.read.format("delta").load(str(tmp_path / "lake" / f"{source.schema}.texts"))
+        held = sorted((k or "", v) for k, v, *gone in map(tuple, copy.collect()) if not any(gone))
+        assert held == source.query("SELECT k, v FROM texts ORDER BY k")
