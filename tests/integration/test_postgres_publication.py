@@ -90,8 +90,8 @@ def test_a_table_that_leaves_the_publication_while_the_job_starts_is_found(
     job = make_job(run=False)
     name = job.database.name
 
-    def disturbed(*arguments: Any) -> Any:
-        found = create_slot(*arguments)
+    def disturbed(*arguments: Any, **settings: Any) -> Any:
+        found = create_slot(*arguments, **settings)
         job.do(f"ALTER PUBLICATION {name} DROP {BY_NAME}", LEFT_OUT, f"ALTER PUBLICATION {name} ADD {BY_NAME}")
         return found
 

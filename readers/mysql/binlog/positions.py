@@ -15,7 +15,7 @@ from tidemark.readers.mysql.binlog.rows import gtids_of, states_of
 from tidemark.readers.mysql.binlog.rows import last_at as time_of_last
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.server import ServerInfo, binary_logs, read_log_status
-from tidemark.state.errors import JobFileError, LogPositionLostError, SourceNotUsableError
+from tidemark.state.errors import DamagedLogError, JobFileError, LogPositionLostError, SourceNotUsableError
 from tidemark.state.gtid import GtidSet, Source
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import BinlogPosition
@@ -56,7 +56,8 @@ class LogPositions:
         """The end of the log, with the exact set of GTIDs if the server has them (MariaDB: the state of its log).
 
         Reads the current file from its start: its first event has the GTIDs of all files before. Files without transactions
-        don't tell the time of the last one, and those before them do.
+        don't tell the time of the last one, and those before them do. If these can't be read, the time is not known: only what
+        is asked at a failover needs it.
         """
         end = log_end(self.connection, self.server)
         if not self.has_gtids and not self.has_state:
@@ -67,9 +68,12 @@ class LogPositions:
         if found.last_at is not None or not _are_same(found, start):
             return found
         for file in reversed(files[: files.index(end.file)]):
-            earlier = self._start_of(file)
-            if not _are_same(earlier, start):
-                return replace(found, last_at=self._scan(earlier, start).finish().last_at)
+            try:
+                earlier = self._start_of(file)
+                if not _are_same(earlier, start):
+                    return replace(found, last_at=self._scan(earlier, start).finish().last_at)
+            except (LogPositionLostError, DamagedLogError):
+                break
         return found
 
     def resolve(self, start: LogStart) -> BinlogPosition:
