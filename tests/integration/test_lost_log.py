@@ -16,6 +16,7 @@ from tests.support.lost_logs import drop_kept_slots, end_of_log, kept_slots, los
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.jobs.recovery.lost_log import ATTEMPTS
+from tidemark.readers.postgres.slot import slot
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError
 
@@ -366,6 +367,30 @@ def test_a_file_in_the_middle_of_the_log_is_gone(own_postgres: Server, tmp_path:
             source.execute(*UPDATE_ALL)
             assert run_epochs(job) == ["stream"]
             assert_copied(tmp_path / "out", source)
+
+
+def test_the_source_is_written_while_the_slot_is_moved(
+    postgres_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that starts over finds its slot. It begins where the slot is then, not where the log ended before that."""
+    source = postgres_source_database
+    create_tables(source, rows=60, uids=Uids())
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        job = job_of(source, folder, on_log_lost="stop")
+        run_epochs(job)
+        source.execute(*UPDATE_ALL)
+        run_epochs(job)
+        assert_copied(folder / "out", source)
+        looked = slot.lacks_log
+
+        def written(*arguments: Any, looked: Any = looked) -> bool:
+            found: bool = looked(*arguments)
+            source.execute(*UPDATE_ALL)
+            return found
+
+        monkeypatch.setattr(slot, "lacks_log", written)
 
 
 @pytest.mark.servers_in_turn("own_postgres")

@@ -116,6 +116,8 @@ def create_slot(connection: Connection, slot: str, *, needs_older_log: bool = Tr
         drop_slot(connection, slot)
         failpoint("slot.dropped")
         found = None
+    elif not needs_older_log:
+        found = _find(connection, slot)  # it was moved
     if found is None:
         _create(connection, slot)
         found = _find(connection, slot)
