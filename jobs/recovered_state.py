@@ -21,6 +21,7 @@ from tidemark.state.job_state import JobState
 from tidemark.state.log_extent import KnownLog
 from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position, WalPosition
+from tidemark.state.reached import NOTHING_REACHED, Reached
 from tidemark.state.remedies import RESTORE_CHECKPOINT
 from tidemark.state.split import Split
 
@@ -201,6 +202,19 @@ def offset_from(job: JobFile, state: JobState, start: Position) -> int | None:
     greatest = max(position.version for position in reached) + before
     offset = max(0, greatest - start.version_before)
     return None if offset == before else offset
+
+
+def reached_before(checkpoint: Checkpoint, state: JobState, committed: int, planned: int) -> Reached | None:
+    """Returns what the target had when epoch `committed` was. If the job went back then, and the epoch `planned` is the first
+    one since: what the older target had. None if the job was started by an older version."""
+    record = checkpoint.plan(committed) if committed else None
+    taken_in = 0 if record is None else record.state.joined
+    went_back = [
+        joined.reached
+        for joined in state.joined[taken_in : checkpoint.plan(planned).state.joined if planned else 0]
+        if joined.reached is not None
+    ]
+    return went_back[-1] if went_back else NOTHING_REACHED if record is None else record.state.reached
 
 
 def is_going_back(checkpoint: Checkpoint, state: JobState) -> bool:

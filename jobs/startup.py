@@ -14,6 +14,7 @@ from tidemark.jobs.monitoring.run_record import RunRecorder
 from tidemark.jobs.recovered_state import (
     is_going_back,
     needed_log,
+    reached_before,
     recover_state,
     require_known_tables,
     rolled_back_from,
@@ -83,7 +84,6 @@ from tidemark.state.job_state import JobState, Left
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
 from tidemark.state.projection import outputs_of
-from tidemark.state.reached import NOTHING_REACHED
 from tidemark.state.remedies import START_OVER, reason
 from tidemark.state.signals import UNSTEERED, Steering
 from tidemark.state.table import TableId, TableSchema
@@ -207,7 +207,7 @@ def _opened(
             held = _held(job, events, lease, admit, recorder, trouble)
             checkpoint = Checkpoint.at(job.checkpoint)
             owner = number if number == checkpoint.newest_owner() else None
-            identity, number = held.identity(owner or checkpoint.take_owner()), None
+            identity, number = held.identity(owner or checkpoint.take_owner(again=True)), None
             _prepare(job, sink, identity, held.state)
         except TidemarkError as error:
             if _is_of_others(error) or not lease.prove() or not _goes_on(error, job, sink, events, trouble):
@@ -335,7 +335,7 @@ def _require_same_time(checkpoint: Checkpoint, state: JobState, written: Written
     if is_going_back(checkpoint, state):
         require_planned(written.last_epoch, planned, "The target")
         return
-    reached = NOTHING_REACHED if committed == 0 else checkpoint.plan(committed).state.reached
+    reached = reached_before(checkpoint, state, committed, planned)
     if reached is not None:  # None: the job was started by an older version
         require_same_time(written, reached, committed, planned)
 

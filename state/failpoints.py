@@ -3,7 +3,8 @@
 A failpoint does nothing unless the environment variable TIDEMARK_FAILPOINTS names a folder. A file in this folder arms the
 failpoint of the same name. The first process to reach the failpoint removes the file, so it fires once. It does what the
 file says: `kill` (SIGKILL to itself), `kill PID`, `kill above TEXT` (its nearest ancestor with TEXT in its command line,
-and itself; a process without such an ancestor leaves the failpoint armed), `raise`, or `raise N` (the Nth time).
+and itself; a process without such an ancestor leaves the failpoint armed), `stop` (SIGSTOP to itself), `freeze FILE` (the
+thread creates that file, and waits until somebody removes it), `raise`, or `raise N` (the Nth time).
 """
 
 import contextlib
@@ -43,6 +44,12 @@ def failpoint(name: str) -> None:
             else:
                 os.kill(above, signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
+        case ["stop"]:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case ["freeze", file]:
+            Path(file).touch()
+            while Path(file).exists():
+                time.sleep(0.02)
         case ["raise"]:
             raise FailpointError(name)
         case ["raise", count]:
@@ -50,7 +57,8 @@ def failpoint(name: str) -> None:
                 raise FailpointError(name)
             armed.write_text(f"raise {int(count) - 1}")
         case other:
-            raise ValueError(f"failpoint {name}: {other!r} is none of: kill, kill PID, kill above TEXT, raise, raise N")
+            known = "kill, kill PID, kill above TEXT, stop, freeze FILE, raise, raise N"
+            raise ValueError(f"failpoint {name}: {other!r} is none of: {known}")
 
 
 def _ancestor(text: str) -> int | None:

@@ -389,6 +389,7 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     )
     if not was_read:
         checkpoint.create_log_report(task.epoch, report)
+    failpoint("log.after_report")
     yield replace(part.end(work.after), has_left=work.has_left)
 
 

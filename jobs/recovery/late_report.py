@@ -8,6 +8,7 @@ from tidemark.conf.model import JobFile
 from tidemark.sinks.sink import JobIdentity, Sink
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import ReadsDifferError, TidemarkError
+from tidemark.state.failpoints import failpoint
 
 
 def removes_late_report(error: TidemarkError, job: JobFile, owner: JobIdentity, sink: Sink) -> bool:
@@ -21,5 +22,6 @@ def removes_late_report(error: TidemarkError, job: JobFile, owner: JobIdentity, 
     written = sink.written(owner)
     if written is None or written.last_epoch >= epoch:
         return False
+    failpoint("late_report.lacks")
     checkpoint.forget_log_report(epoch)
     return True

@@ -25,6 +25,7 @@ from tidemark.readers.log.split_key_moves import key_update_inserts
 from tidemark.readers.source import FoundSource, RegainsLog, SourceServer
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, JobHeldError, LogPositionLostError
+from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined
 from tidemark.state.log_extent import KnownLog
 from tidemark.state.log_range import LogRange, LogReport
@@ -50,7 +51,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
         checkpoint = Checkpoint.at(job.checkpoint)
         if checkpoint.has_job():
             checkpoint.take_owner()
-        state = required_state(checkpoint, job)
+        state, unwritten = required_state(checkpoint, job), unwritten_log(checkpoint)
         if epoch > checkpoint.committed_epoch():
             raise CheckpointError(f"Epoch {epoch} is not committed.", _LIST)
         keyless = [schema.table for schema in state.schemas if not schema.key]
@@ -75,7 +76,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
             raise_passing(found.findings)
             _require_log(found, state, now, position)
             require_no_moves(found.server(state), state, LogRange(position, now.position))
-        forget_unwritten(checkpoint)
+        forget_unwritten(checkpoint, unwritten)
         joined = Joined(
             position,
             (),
@@ -171,12 +172,20 @@ def cut_before_all(checkpoint: Checkpoint, state: JobState) -> Cut | None:
     return Cut(0, state.start, None)
 
 
-def forget_unwritten(checkpoint: Checkpoint) -> None:
-    """To be called before the job goes on from another position: the planned epoch of the log is passed over. If somebody has
-    read it, its report goes, so that it is not taken for the report of an epoch that was written."""
+def unwritten_log(checkpoint: Checkpoint) -> int | None:
+    """Returns the planned epoch if it is of the log and not committed, None if there is none."""
     newest = max(checkpoint.plan_epochs(), default=0)
-    if newest != checkpoint.committed_epoch() and isinstance(checkpoint.plan(newest).plan.work, LogWork):
-        checkpoint.forget_log_report(newest)
+    is_unwritten = newest != checkpoint.committed_epoch() and isinstance(checkpoint.plan(newest).plan.work, LogWork)
+    return newest if is_unwritten else None
+
+
+def forget_unwritten(checkpoint: Checkpoint, epoch: int | None) -> None:
+    """To be called before the job goes on from another position: the planned epoch of the log is passed over. If somebody has
+    read it, its report goes, so that it is not taken for the report of an epoch that was written. `epoch`: what `unwritten_log`
+    has returned when the caller began: later there may be another driver's. Raises JobHeldError if there is another driver."""
+    if epoch is not None:
+        failpoint("rollback.before_forgetting")
+        checkpoint.forget_log_report(epoch)
 
 
 def _may_be_passed_over(state: JobState, epoch: int, report: LogReport) -> bool:

@@ -13,14 +13,21 @@ import time
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.recovered_state import is_going_back, offset_from, recover_state
+from tidemark.jobs.recovered_state import is_going_back, offset_from, reached_before, recover_state
 from tidemark.jobs.recovery.readable_tables import find_readable
-from tidemark.jobs.recovery.rollback import Cut, cut_after, cut_before_all, forget_unwritten, require_no_moves
+from tidemark.jobs.recovery.rollback import (
+    Cut,
+    cut_after,
+    cut_before_all,
+    forget_unwritten,
+    require_no_moves,
+    unwritten_log,
+)
 from tidemark.jobs.sinks import sink_identity, sink_needs
 from tidemark.jobs.tables.parking import leave_to_come_back
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.source import RegainsLog
-from tidemark.sinks.sink import JobIdentity, Sink, Written
+from tidemark.sinks.sink import JobIdentity, ProvesAbsence, Sink, Written
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
     CheckpointError,
@@ -69,12 +76,15 @@ def goes_back(
     committed, planned = checkpoint.committed_epoch(), max(checkpoint.plan_epochs(), default=0)
     if written is None or committed == 0 or written.last_epoch > planned or written.log_epoch > committed:
         return False  # the transaction of an epoch of the log saw all that came before
-    known = checkpoint.plan(committed).state.reached
+    known = reached_before(checkpoint, state, committed, planned)
     if known is None:
         return False
     if written.before(committed + 1) == known:
         # In a run, an error of a copy comes behind the fence, which names this driver: the target was not set back.
-        return (at_start or not is_of_copies) and not is_again and _reads_altered(error, job, state, written, events)
+        return (
+            (at_start or not is_of_copies) and not is_again and _reads_altered(error, job, state, sink, events, written)
+        )
+    unwritten = unwritten_log(checkpoint)
     now = recover_state(checkpoint, job, state, committed=committed)
     cut = _cut_of(checkpoint, job, state, now, written)
     rereads = set() if cut is None else _read_again_since(checkpoint, state, cut.epoch)  # such rows may be in no log
@@ -108,7 +118,7 @@ def goes_back(
         what += f" {why}, so all of their rows are read again."
     if job.mode == "incremental" and not _has_log(job, state, start):
         return False
-    forget_unwritten(checkpoint)  # before tables leave: the report is of an epoch with them
+    forget_unwritten(checkpoint, unwritten)  # before tables leave: the report is of an epoch with them
     if position is None or again:
         leave_to_come_back(checkpoint, state, again)
         failpoint("set_back.left")
@@ -133,9 +143,12 @@ def goes_back(
     return True
 
 
-def _reads_altered(error: TidemarkError, job: JobFile, state: JobState, written: Written, events: Events) -> bool:
+def _reads_altered(
+    error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events, written: Written
+) -> bool:
     """Has tables read again that were altered, or joined the job, after the last epoch that was written, durably: a target that
-    has all epochs may have been set back to before that. Returns False if there are none, or if `error` is of another table."""
+    has all epochs may have been set back to before that. Returns False if there are none, if `error` is of another table, or if
+    an earlier driver has written the next epoch meanwhile."""
     checkpoint, epoch = Checkpoint.at(job.checkpoint), written.last_epoch
     if epoch > checkpoint.committed_epoch() or epoch not in checkpoint.plan_epochs():
         return False
@@ -151,12 +164,27 @@ def _reads_altered(error: TidemarkError, job: JobFile, state: JobState, written:
         return False
     if job.mode != "full+incremental" or not job.source.reads_again_after_lost_log:
         return False
-    forget_unwritten(checkpoint)
+    unwritten = unwritten_log(checkpoint)
+    if unwritten is not None and not _lacks(sink, checkpoint, state, unwritten):
+        return False
+    forget_unwritten(checkpoint, unwritten)
     leave_to_come_back(checkpoint, state, again)
+    failpoint("set_back.left")
     names = ", ".join(map(str, sorted(again)))
     why = f"The target has all epochs. {names} joined the job or got columns since the last one"
     events.note("warning", text=f"{error.message} {why}, so all of their rows are read again.")
     return True
+
+
+def _lacks(sink: Sink, checkpoint: Checkpoint, state: JobState, epoch: int) -> bool:
+    """True if the sink has nothing of the epoch of the log and never will: what was read of it may be forgotten. What earlier
+    drivers write from then on is refused, and so is what this one's tasks still write."""
+    identity = JobIdentity(state.job_uuid, state.job_name, checkpoint.take_owner(again=True))
+    if isinstance(sink, ProvesAbsence):
+        return sink.lacks(identity, epoch)
+    sink.prepare(identity, ())
+    written = sink.written(identity)
+    return written is not None and written.last_epoch < epoch
 
 
 def _times_in_a_row(checkpoint: Checkpoint, state: JobState) -> int:

@@ -670,7 +670,8 @@ def stays_unfinished(job: JobFile, checkpoint: Checkpoint, state: JobState) -> b
     sink = make_sink(job)
     if not isinstance(sink, ProvesAbsence):
         return True
-    if not sink.lacks(JobIdentity(state.job_uuid, state.job_name, checkpoint.take_owner()), epoch):
+    owner = checkpoint.take_owner(again=True)  # also what this driver's own tasks write late is refused then
+    if not sink.lacks(JobIdentity(state.job_uuid, state.job_name, owner), epoch):
         return True
     failpoint("parking.lacks")
     checkpoint.forget_log_report(epoch)

@@ -472,8 +472,7 @@ class Checkpoint:
         name = record_file(folder, number, driver)
         if self._count(folder) != number - 1 or not self.store.create(name, data):
             raise self._another_driver(name)
-        if self.newest_owner() > driver:
-            raise self._another_driver(owner_file(self.newest_owner()))
+        self.require_driver(driver)
 
     def _count(self, folder: str) -> int:
         return len(self._joined(self._cut())) if folder == JOINED_FOLDER else len(self._records(folder))
@@ -595,14 +594,18 @@ class Checkpoint:
 
     def forget_log_attempt(self, epoch: int) -> None:
         """Removes what attempts at an epoch of the log have left that has no report: the epoch will be read without some
-        tables. Nothing of it has reached the sink."""
+        tables. Nothing of it has reached the sink. Raises JobHeldError if another driver has taken the job over, which may have
+        read the epoch."""
+        self.require_driver()
         for name in (*published_files(self.store, epoch), rereads_file(epoch)):
             self.store.delete(name)
 
     def forget_log_report(self, epoch: int) -> None:
         """Removes the report of an epoch of the log that is not committed, and what the attempts at it have left. The caller
         has proven that the sink has nothing of it, or knows the tables of it that it has, and that no earlier attempt can write
-        any more. The report goes first: an attempt without one may be repeated."""
+        any more. The report goes first: an attempt without one may be repeated. Raises JobHeldError if another driver has taken
+        the job over: the report may be its own."""
+        self.require_driver()
         self.store.delete(log_report_file(epoch))
         self.forget_log_attempt(epoch)
 
@@ -665,13 +668,19 @@ class Checkpoint:
         self.store.create(LEASE_FILE, str(uuid.uuid4()).encode())
         return self._read(LEASE_FILE).decode()
 
-    def take_owner(self) -> int:
+    def take_owner(self, *, again: bool = False) -> int:
         """Returns a number for this driver that no other driver has, greater than that of each earlier one. From then on
-        records that earlier drivers add do not count. To be called before the job's state is read."""
+        records that earlier drivers add do not count. To be called before the job's state is read.
+
+        `again`: for a driver that has a number and has read the state. Raises JobHeldError if another driver has taken the job
+        over since: the state is old then."""
         facts = {"host": socket.gethostname(), "process": os.getpid(), "taken_at_us": time.time_ns() // 1000}
+        known = _DRIVERS.get(self.url) if again else None
         while True:
             cuts = self.store.list(CUTS_FOLDER)  # before the number is taken: none of later drivers
             earlier, number = self.store.list(OWNERS_FOLDER), self.newest_owner() + 1
+            if known is not None and number > known + 1:
+                raise self._another_driver(owner_file(number - 1))
             created = self.store.create(owner_file(number), json.dumps(facts).encode())
             # Another driver may have taken this number and a third one a greater one, and removed this one's file since.
             if created and self.newest_owner() == number:
@@ -686,6 +695,11 @@ class Checkpoint:
     def driver(self) -> int:
         """The number that this process has taken last, the newest one if it has taken none."""
         return _DRIVERS.get(self.url, self.newest_owner())
+
+    def require_driver(self, driver: int | None = None) -> None:
+        """Raises JobHeldError if another driver than this one (`driver`) has taken the job over."""
+        if (newest := self.newest_owner()) > (self.driver if driver is None else driver):
+            raise self._another_driver(owner_file(newest))
 
     def newest_owner(self) -> int:
         """The number of the driver that took the job over last. 0 before the first one."""

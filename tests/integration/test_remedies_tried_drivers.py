@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.epochs import Notes, before_the_next_epoch, run_epochs
+from tests.support.frozen import end_lease
 from tests.support.jobs import BY_DRIVER, running
 from tests.support.leases import wait_until
 from tests.support.remedy_ways import mirror_job, require_copies, told_by, told_of
@@ -36,14 +37,6 @@ def change(source: Database) -> None:
     source.execute(
         "INSERT INTO orders SELECT max(id) + 1, 'b' FROM orders", "UPDATE orders SET note = 'z' WHERE id = 1"
     )
-
-
-def end_lease(source: Database, job: Path) -> None:
-    """Ends the connection that holds the job's lease, as a server does with one of a frozen process."""
-    lock = checkpoint_lock(load_job_file(job).checkpoint)
-    ((holder,),) = source.query("SELECT IS_USED_LOCK(%s)", (lock,))
-    source.execute(f"KILL {holder}")
-    wait_until(lambda: source.query("SELECT IS_USED_LOCK(%s)", (lock,)) != [(holder,)])
 
 
 def another_driver(source: Database, job: Path) -> None:

@@ -301,3 +301,41 @@ def test_the_older_target_has_all_epochs_and_lacks_an_alter_of_a_copy(
     expected = source.query("SELECT id, note, amount FROM orders ORDER BY id")
     assert target.database.query("SELECT id, note, amount FROM copy_orders ORDER BY id") == expected
     assert target.database.query("SELECT id, note FROM copy_items") == [(1, "x")]
+
+
+@pytest.mark.parametrize("target", ["postgres"], indirect=True)
+@pytest.mark.parametrize("runs", [True, False])
+def test_an_error_in_the_first_epoch_after_that_does_not_count_as_another_time(
+    mysql_database: Database, target: Backups, tmp_path: Path, runs: bool
+) -> None:
+    """The target is behind what it had when the last epoch was committed, as it has to be."""
+    source = mysql_database
+    source.execute(
+        "CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)",
+        "CREATE TABLE items (id INT PRIMARY KEY, note TEXT)",
+        "INSERT INTO orders VALUES (1, 'first'), (2, 'first')",
+        "INSERT INTO items VALUES (1, 'first')",
+    )
+    job = job_into(target, source, tmp_path)
+    run_epochs(job, "trigger=once")
+    for note in ("second", "third"):
+        source.execute(f"UPDATE orders SET note = '{note}'", f"UPDATE items SET note = '{note}'")
+        run_epochs(job, "trigger=once")
+        if note == "second":
+            restore = target.take()
+    restore()
+    harm = "ALTER TABLE copy_items DROP COLUMN note"
+    if runs:
+        notes = run_with(job, lambda: target.database.execute(harm), interval_seconds=None, ends=False)
+    else:
+        notes = Notes()
+        die_at(job, "sink.before_commit", "trigger=once", notes=notes)
+        target.database.execute(harm)
+        run_epochs(job, "trigger=once", notes=notes)
+    warnings = [facts["text"] for event, facts in notes.found if event == "warning"]
+    assert len([text for text in warnings if "set back" in text]) == 1
+    assert {facts["table"] for event, facts in notes.found if event == "parked"} == {f"{source.schema}.items"}
+    source.execute("INSERT INTO orders VALUES (3, 'fourth')")
+    run_epochs(job, "trigger=once")
+    expected = source.query("SELECT id, note FROM orders ORDER BY id")
+    assert target.database.query("SELECT id, note FROM copy_orders ORDER BY id") == expected

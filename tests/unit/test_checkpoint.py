@@ -16,6 +16,7 @@ from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import CheckpointError, JobHeldError
 from tidemark.state.job_state import Altered, JobState, Joined, Left
 from tidemark.state.key_rereads import KeyReread
+from tidemark.state.log_range import LogReport
 from tidemark.state.partitions import KeptPartitions, Partitions, WatchedTable
 from tidemark.state.position import BinlogPosition, WalPosition
 from tidemark.state.signals import Answer, Signal
@@ -339,6 +340,34 @@ def test_a_driver_that_writes_a_record_as_another_one_takes_over_stops(tmp_path:
     with pytest.raises(JobHeldError):
         replace(first, store=Taking(str(tmp_path / "checkpoint"))).create_left(before, LEFT)
     assert second.left_before() == list(LEFT), "it was there at the take-over"
+
+
+REPORT = LogReport(WalPosition(1), (), 0, 0, 0, None)
+
+
+def test_a_replaced_driver_removes_nothing_of_an_epoch_and_takes_no_number_again(tmp_path: Path) -> None:
+    frozen, second, third = drivers(tmp_path, 3)
+    frozen.create_job_state(state("one"))
+    assert frozen.take_owner() == 1
+    assert frozen.take_owner(again=True) == 2
+    for number, successor in enumerate((second, third), 3):
+        assert successor.take_owner() == number
+        successor.create_log_report(number, REPORT)
+        successor.create_key_rereads(number, ())
+        for act in (
+            lambda number=number: frozen.forget_log_report(number),
+            lambda number=number: frozen.forget_log_attempt(number),
+            lambda: frozen.take_owner(again=True),
+        ):
+            with pytest.raises(JobHeldError, match=f"Another driver wrote owners/{number:010d}"):
+                act()
+        assert third.newest_owner() == number
+        assert third.log_report(number) == REPORT
+        assert third.key_rereads_before(number + 1, [number]) == ()
+    assert third.take_owner(again=True) == 5
+    third.forget_log_report(4)
+    assert not third.has_log_report(4)
+    assert frozen.take_owner() == 6, "a new run"
 
 
 WATCHED = WatchedTable(TableId("public", "orders"), 1)
