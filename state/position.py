@@ -18,9 +18,10 @@ class BinlogPosition:
     `gtids` (MySQL with GTIDs): exactly the GTIDs that the log contains up to here. `begun`: when the file was created, by
     its first event, seconds since 1970. A file of the same name in another log (after RESET, or of a restored or another
     server) was created at another time. `gtid_state` (MariaDB): the last transaction of each server in each domain up to here,
-    as in @@gtid_binlog_state. `last_at`: when the last transaction up to here was committed, if it is known, seconds since
-    1970, by the clock of the server on which it began (MariaDB: when its statement began); other transactions may have the same
-    GTIDs, in another topology or after a crash. `unlogged` (MySQL with GTIDs): those that the server has executed and
+    as in @@gtid_binlog_state. `last_at`: when the newest transaction up to here was committed, if it is known, seconds since
+    1970, by the clock of the server on which it began. MySQL: the greatest such time, since replicas may commit transactions in
+    another order. MariaDB: when the statement of the last transaction began. Other transactions may have the same GTIDs, in
+    another topology or after a crash. `unlogged` (MySQL with GTIDs): those that the server has executed and
     its log never had, because it was made from a backup that has them. Positions of one server are ordered by `order`,
     (file number, offset), and by nothing else.
     """

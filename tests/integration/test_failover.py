@@ -108,6 +108,40 @@ def test_the_server_that_was_read_was_a_replica_whose_clock_is_behind(
     assert_copied(tmp_path / "out", there)
 
 
+@pytest.mark.parametrize("own_pair", ["mysql"], indirect=True)
+@pytest.mark.parametrize("between", [False, pytest.param(True, marks=pytest.mark.every_server)])
+def test_the_other_server_has_committed_the_same_transactions_in_another_order(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path, *, between: bool
+) -> None:
+    """As replicas with replica_preserve_commit_order=OFF do, or several channels. `between`: there is a transaction of its own
+    as well, which is newer."""
+    primary, replica = pair
+    run_epochs(job_of(source, tmp_path))
+    await_replica(primary, replica)
+    promote(replica)
+    there = on(replica, source)
+    ((server,),) = source.query("SELECT @@server_uuid")
+    ((executed,),) = source.query("SELECT @@GLOBAL.gtid_executed")
+    number = int(executed.rpartition("-")[2]) + 1
+    now_us = int(time.time() * 1_000_000)
+
+    def transaction(number: int, seconds: int, statement: str) -> tuple[str, ...]:
+        at = f"SET original_commit_timestamp = {now_us + seconds * 1_000_000}"
+        return f"SET gtid_next = '{server}:{number}'", at, statement, "COMMIT", "SET gtid_next = 'AUTOMATIC'"
+
+    first = transaction(number, 60, "UPDATE orders SET version = version + 1 WHERE id = 1")
+    second = transaction(number + 1, 30, "UPDATE orders SET version = version + 1 WHERE id = 2")
+    source.execute(*first, *second)
+    run_epochs(job_of(source, tmp_path))
+    newer = f"SET original_commit_timestamp = {now_us + 90_000_000}"
+    own = (newer, "CREATE DATABASE other", "SET original_commit_timestamp = DEFAULT") if between else ()
+    there.execute(*second, *own, *first, *UPDATE_ALL)
+    notes = Notes()
+    assert set(run_epochs(job_of(there, tmp_path), notes=notes)) == {"stream"}
+    assert ["has all that the job has read" in text for text in moved(notes)] == [True]
+    assert_copied(tmp_path / "out", there)
+
+
 @pytest.fixture
 def prepared(source: Database) -> Iterator[list[str]]:
     """Names of XA transactions of the test. What it leaves on the primary is rolled back."""

@@ -117,6 +117,22 @@ def test_meta_columns_of_a_transaction() -> None:
     assert (report.emitted_changes, report.transactions, report.end_timestamp_us) == (4, 1, lb.MICROS)
 
 
+def test_a_position_has_the_time_of_the_newest_transaction_whatever_their_order() -> None:
+    """A replica may commit transactions in another order than the server on which they began."""
+    file = lb.LogFile("log.000001")
+    ends = list[int]()
+    for number, seconds in ((2, 60), (1, 0), (3, 30)):
+        file.add(lb.gtid(number, micros=lb.MICROS + seconds * 1_000_000), BEGIN, *INSERTED, XID)
+        ends.append(file.end)
+    reader = LogReader(lb.LogServer([file]), {lb.TABLE: lb.schema()})
+    start = BinlogPosition(file.name, 4, "")
+    with lb.serving(reader.source):
+        for end in ends:
+            list(reader.read(LogRange(start, BinlogPosition(file.name, end))))
+            start = reader.end
+            assert start.last_at == lb.SECONDS + 60
+
+
 def test_transactions_without_gtids_are_named_by_their_end() -> None:
     file = log_of(lb.anonymous(), BEGIN, *INSERTED, lb.query("COMMIT"))
     rows, reader = read([file])

@@ -11,12 +11,13 @@ from tidemark.readers.mysql.binlog.connection import LogSource, file_begun
 from tidemark.readers.mysql.binlog.events import FILE_START
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import Flush, ReadOptions
-from tidemark.readers.mysql.binlog.rows import gtids_of, states_of
+from tidemark.readers.mysql.binlog.rows import among, gtids_of, states_of
 from tidemark.readers.mysql.binlog.rows import last_at as time_of_last
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.server import ServerInfo, binary_logs, read_log_status
 from tidemark.state.errors import DamagedLogError, JobFileError, LogPositionLostError, SourceNotUsableError
 from tidemark.state.gtid import GtidSet, Source
+from tidemark.state.kernel import Int64s
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import BinlogPosition
 from tidemark.state.remedies import START_OVER_NOW
@@ -151,11 +152,11 @@ class LogPositions:
         return place
 
     def _are_of_one_log(self, position: BinlogPosition, place: BinlogPosition, *, is_same: bool) -> bool:
-        """Whether the last transaction before the place was not committed later than the one before `position`. Else the server
-        that lost the others has given their numbers again.
+        """Whether none of the transactions before the place that the job has read was committed later than all before
+        `position`. Else the server that lost the others has given their numbers again.
 
-        On MariaDB the times are the same if the transactions are (`is_same`). MySQL's replicas may commit transactions in
-        another order, and servers before 8.0 note no times."""
+        On MariaDB the last one tells that: the times are the same if the transactions are (`is_same`). MySQL's servers before
+        8.0 note no times."""
         read_at, at = position.last_at, place.last_at
         if read_at is None or at is None:
             return not self.has_state
@@ -403,26 +404,29 @@ class _Scan:
                 if matches(_Transaction(source, line[w.TX_GTID_NUMBER], line[w.TX_TIMESTAMP])):
                     before = self._with(before, flush, i)
                     return self._position(flush, line[w.TX_BEGIN], before, last_at)
-                last_at = time_of_last(flush.transactions[i : i + 1], last_at)
+                last_at = self._time_after(flush.transactions[i : i + 1], last_at)
             before = self._with(before, flush, len(flush.transactions))
         return self.reader.end
 
     def after(self, wanted: GtidSet) -> BinlogPosition:
-        """The boundary after the last transaction of `wanted`. The start of the range if it is before."""
-        before = self._before()
+        """The boundary after the last transaction of `wanted`. The start of the range if it is before. `last_at` is that of the
+        wanted ones alone: others may be between them."""
+        before, last_at = self._before(), None
         if not wanted.minus(before).intervals:
             return self.start
         for flush in self._flushes():
             lines, known = flush.transactions, before
             before = self._with(known, flush, len(lines))
             if wanted.minus(before).intervals:
+                last_at = self._time_after(among(lines, flush.sources, wanted), last_at)
                 continue
 
             def has_all(count: int, known: GtidSet = known, flush: Flush = flush) -> bool:
                 return not wanted.minus(self._with(known, flush, count)).intervals
 
             count = bisect_left(range(len(lines)), 1, key=has_all)
-            version, last_at = int(lines[count - 1, w.TX_VERSION]), time_of_last(lines[:count], None)
+            version = int(lines[count - 1, w.TX_VERSION])
+            last_at = self._time_after(among(lines[:count], flush.sources, wanted), last_at)
             return self._position(flush, version, self._with(known, flush, count), last_at)
         raise LogPositionLostError("Its log lacks transactions that it has executed.", START_OVER_NOW)
 
@@ -431,6 +435,9 @@ class _Scan:
         if self.start.gtid_state is not None:
             return GtidSet.parse_state(self.start.gtid_state)
         return GtidSet() if self.start.gtids is None else self.start.gtid_set()
+
+    def _time_after(self, lines: Int64s, before: int | None) -> int | None:
+        return time_of_last(lines, before, greatest=self.start.gtid_state is None)
 
     def _with(self, before: GtidSet, flush: Flush, count: int) -> GtidSet:
         """Adds the first `count` transactions of a flush."""

@@ -452,7 +452,7 @@ class LogState:
             before.transactions + started + int(truncations > 0),
             int(transactions[-1, w.TX_TIMESTAMP]) if len(transactions) else before.timestamp_us,
             gtid_state,
-            last_at(transactions, before.last_at),
+            last_at(transactions, before.last_at, greatest=gtid_state is None),
         )
 
 

@@ -141,11 +141,26 @@ def gtids_of(transactions: Int64s, sources: Sequence[Source]) -> GtidSet:
     return GtidSet(intervals)
 
 
-def last_at(transactions: Int64s, before: int | None) -> int | None:
-    """BinlogPosition.last_at after the transactions. `before`: the one before them."""
+def last_at(transactions: Int64s, before: int | None, *, greatest: bool) -> int | None:
+    """BinlogPosition.last_at after the transactions. `before`: the one before them. `greatest`: MySQL's."""
     if not len(transactions):
         return before
-    return int(transactions[-1, TX_ORIGINAL_TIMESTAMP]) // 1_000_000 or None
+    times = transactions[:, TX_ORIGINAL_TIMESTAMP]
+    at = int(times.max() if greatest else times[-1]) // 1_000_000
+    return max(at, before or 0) or None if greatest else at or None
+
+
+def among(transactions: Int64s, sources: Sequence[Source], gtids: GtidSet) -> Int64s:
+    """The transactions that the set has."""
+    found = np.zeros(len(transactions), np.bool_)
+    for number, source in enumerate(sources):
+        intervals = np.array(gtids.intervals.get(source, ()), np.int64).reshape(-1, 2)
+        mine = np.flatnonzero(transactions[:, TX_SOURCE_INDEX] == number)
+        numbers = transactions[mine, TX_GTID_NUMBER]
+        # Intervals are sorted and half-open: a number is in one if it follows more starts than ends.
+        starts, ends = (np.searchsorted(intervals[:, side], numbers, side="right") for side in (0, 1))
+        found[mine] = starts > ends
+    return transactions[found]
 
 
 def states_of(transactions: Int64s, sources: Sequence[Source]) -> GtidSet:
