@@ -132,9 +132,10 @@ class HashedCopy:
             for name, kind in kinds.items()
         )
 
-    def surplus_again(self, copy: ComparesTable, limit: int) -> list[Pair] | None:
-        """Returns those of the rows found by `surplus` that only the copy has now."""
-        asking = _Asking(self, copy, (), limit)
+    def surplus_again(self, copy: ComparesTable) -> list[Pair] | None:
+        """Returns those of the rows found by `surplus` that only the copy has now, and those beside them that `limit` left out:
+        that is all."""
+        asking = _Asking(self, copy, (), sum(keys.num_rows for keys in self._surplus))
         for keys in self._surplus:
             asking.ask(keys)
         return self._told(asking)
@@ -214,8 +215,10 @@ class _Asking:
         expected = self.hashed.output.arrow_schema()
         try:
             named = keys.cast(pa.schema([expected.field(name) for name in keys.schema.names]))
+            self.is_told = named.cast(keys.schema) == keys  # a truth is any number but 0
         except pa.ArrowInvalid:
             self.is_told = False
+        if not self.is_told:
             return
         pairs = self.copy.surplus_among(named, self.limit - len(self.found))
         self.is_told = pairs is not None

@@ -180,16 +180,19 @@ class RangeLooks:
         copy.clear()
         return RangeLook(each.number, row_count, pairs, all_listed)
 
-    def surplus_of_all(self, limit: int) -> list[Pair] | None:
-        """Returns rows of the copy whose keys are in none of the ranges, at most `limit`. None if all ranges are to be looked
-        at again first."""
-        hashed = self.hashed
+    def surplus_of_all(self, limit: int) -> tuple[list[Pair], bool] | None:
+        """Returns rows of the copy whose keys are in none of the ranges, and whether these are all: at the first look at most
+        `limit`. None if all ranges are to be looked at again first."""
+        hashed, is_again = self.hashed, not self.is_first
         if hashed is None or not hashed.is_useful:
-            return self.copy.surplus_of_all(limit)
-        if not self.is_first and isinstance(self.copy, ComparesTable):
-            return hashed.surplus_again(self.copy, limit)
-        assert self.reading is not None, "hashes are of no use without"
-        return hashed.surplus(self.reading, limit)
+            pairs: list[Pair] | None = self.copy.surplus_of_all(limit)
+        elif is_again and isinstance(self.copy, ComparesTable):
+            pairs = hashed.surplus_again(self.copy)
+            return None if pairs is None else (pairs, True)
+        else:
+            assert self.reading is not None, "hashes are of no use without"
+            pairs = hashed.surplus(self.reading, limit)
+        return None if pairs is None else (pairs, len(pairs) < limit)
 
     def _others(self, each: Range, expected: pa.Table, *, with_surplus: bool) -> npt.NDArray[np.bool_] | None:
         """Returns which of the expected rows the copy's server is to compare. None: all, and it is to find rows that only the

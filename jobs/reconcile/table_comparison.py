@@ -184,8 +184,8 @@ class TableComparison:
             found: dict[int, list[Pair]] | None = {}
             if self._keeps_keys and not result.cut:
                 surplus = looks.surplus_of_all(MAX_SURPLUS)
-                found = None if surplus is None else {EVERYWHERE: surplus}
-                if surplus is not None and len(surplus) == MAX_SURPLUS:
+                found = None if surplus is None else {EVERYWHERE: surplus[0]}
+                if surplus is not None and not surplus[1]:
                     unlisted.add(EVERYWHERE)
             looks.copy.close()
         if found is None:
@@ -268,18 +268,23 @@ class TableComparison:
         sides, table = self._sides, self._look.schema.table
         return may_have_changed(sides.progress, sides.server, sides.access, sides.schemas, table=table, until=until)
 
+    @property
+    def _keeps_surplus(self) -> bool:
+        """True if rows that only the copy has are no differences."""
+        return self._sides.job.sink.on_schema_change.truncate == "ignore"
+
     def _take(
         self, number: int, suspects: dict[Key, Suspect], pairs: Mapping[Key, Pair], *, quiet: bool, all_listed: bool
     ) -> None:
         for key, suspect in list(suspects.items()):
             pair = pairs.get(key)
-            if pair is None and not all_listed:
+            if pair is None and not all_listed and not self._keeps_surplus:  # it may be a surplus row
                 continue
             verdict = Verdict.EQUAL if pair is None else suspect.look(pair.expected, pair.held, quiet=quiet)
             if verdict is Verdict.PENDING:
                 continue
             del suspects[key]
-            if verdict is Verdict.SURPLUS and self._sides.job.sink.on_schema_change.truncate == "ignore":
+            if verdict is Verdict.SURPLUS and self._keeps_surplus:
                 self.result.kept += 1
             elif verdict is not Verdict.EQUAL:
                 self.result.counts[verdict] += 1
@@ -295,7 +300,7 @@ class TableComparison:
         """Judges surplus rows that the looks at some ranges have not listed, because there were too many. That many are no
         differences (else the comparison was cut), so the job had not come to where they were deleted."""
         result = self.result
-        if self._sides.job.sink.on_schema_change.truncate == "ignore":  # they are none there
+        if self._keeps_surplus:
             return
         looks = 0
         while unlisted and not result.cut and not result.behind:
@@ -358,13 +363,13 @@ class TableComparison:
                 found.setdefault(each.number, []).extend(look.pairs)
                 if not look.all_listed:
                     unlisted.add(each.number)
-            surplus = looks.surplus_of_all(MAX_SURPLUS) if everywhere else []
+            surplus = looks.surplus_of_all(MAX_SURPLUS) if everywhere else ([], True)
             looks.copy.close()
         if surplus is None:  # the copy's server is to compare all rows
             return self._looked(reader, comparison, numbers, wanted)
         if everywhere:
-            found.setdefault(EVERYWHERE, []).extend(surplus)
-            if len(surplus) == MAX_SURPLUS:
+            found.setdefault(EVERYWHERE, []).extend(surplus[0])
+            if not surplus[1]:
                 unlisted.add(EVERYWHERE)
         return found, unlisted
 

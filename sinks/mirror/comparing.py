@@ -70,7 +70,9 @@ class MirrorComparison:
         return self._unexpected(self._staged, "TRUE" if within is None else self.sql.within("c", within), limit)
 
     def orders_alike(self, orders: Mapping[str, str]) -> bool:
-        return orders_alike(self.session, self.target, self.existing, orders)
+        alike = orders_alike(self.session, self.target, self.existing, orders)
+        self._end()
+        return alike
 
     def condition(self, within: CopiedRange | None) -> str:
         return self._is_there if within is None else f"{self._is_there} AND {self.sql.within('c', within)}"

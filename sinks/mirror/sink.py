@@ -397,6 +397,7 @@ class MirrorSink:
             raise_problems(list(table_findings(self.audit.extended(schema), target, existing, session.dialect)))
             sql, rows = session.comparing(target, schema, existing)
             sql.prepare()
+            session.end_transaction("comparing")  # the copy may be read for long before the session is used again
             gate = ValueGate(schema, self.policies, rows.bad_values, rows.as_text)
             of_copy = CopyTable(self.url, self.tls, TableId(target.schema, target.table))
             yield MirrorComparison(session, sql, rows, gate, schema, target, existing, of_copy, self.audit.deleted)

@@ -639,6 +639,29 @@ def test_the_same_surplus_rows_of_a_large_table_are_found_at_each_look(
     assert (result.kept, result.differences, watcher.count) == (1000, 0, 3)
 
 
+def test_a_row_that_becomes_right_beside_surplus_rows_that_can_not_all_be_listed(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = mysql_database, postgres_database
+    source.execute(
+        "CREATE TABLE kept (id INT PRIMARY KEY, v INT)",
+        f"INSERT INTO kept VALUES {', '.join(f'({i}, 0)' for i in range(30))}",
+    )
+    sink = {"type": "mirror", "url": target.url, "table": "copy_{table}", "on_schema_change": {"truncate": "ignore"}}
+    job = job_of(source, target, tmp_path, sink=sink)
+    run_epochs(job)
+    target.execute("INSERT INTO copy_kept SELECT 100 + id, v FROM copy_kept", "UPDATE copy_kept SET v = 1 WHERE id = 7")
+    monkeypatch.setattr(range_looks, "MAX_SURPLUS", 20)
+
+    class Mending(LookCounter):
+        def looking(self, suspects: int, look: int) -> None:
+            target.execute("UPDATE copy_kept SET v = 0 WHERE id = 7")
+            assert look < 20, "it does not end"
+
+    (result,) = reconcile_tables(load_job_file(job), watch=lambda _: Mending(), patience_seconds=0)
+    assert (result.kept, result.differences, result.moving, result.behind) == (20, 0, 0, 0)
+
+
 class Toggler:
     """Changes many rows a second: flags go back and forth, a counter counts, rows come and go under the same keys."""
 

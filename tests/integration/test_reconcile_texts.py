@@ -17,12 +17,13 @@ from tests.support.reconciling import PAIRS, assert_equal, compared, found_keys,
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.commands.reconcile import reconcile
-from tidemark.jobs.reconcile import hashed_copy
+from tidemark.jobs.reconcile import hashed_copy, table_comparison
 from tidemark.jobs.reconcile.range_looks import TableLook
 from tidemark.jobs.reconcile.table_comparison import TableResult
 from tidemark.readers.postgres.snapshot.table_rows import PostgresRows
 from tidemark.sinks.folded import rows_by_key
 from tidemark.sinks.mirror.comparing import MirrorComparison
+from tidemark.sinks.mirror.postgres import session
 from tidemark.state.errors import DifferencesError, SinkError, SourceUnavailableError
 
 pytestmark = pytest.mark.integration
@@ -164,6 +165,77 @@ def test_the_server_compares_a_copy_whose_reading_breaks(
     assert found_keys(result) == {"missing": {("key 7",)}, "surplus": {("none",)}}
     assert (len(breaks), result.rows) == (1, 200)
     assert sum(staged) >= 200
+
+
+@pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "idle_session_timeout"])
+def test_a_copy_that_is_read_for_longer_than_sessions_may_be_idle(
+    setting: str,
+    mysql_database: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether a session may be idle in a transaction is told by the mirror, else by the server, the database, or the role."""
+    source, target = mysql_database, postgres_database
+    create_codes(source, 50)
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("INSERT INTO copy_codes VALUES ('none', 7)")
+    if setting == "idle_session_timeout":
+        target.execute(f"ALTER DATABASE {target.name} SET idle_session_timeout = '1s'")
+    else:
+        monkeypatch.setattr(session, "_SESSION", session._SESSION.replace(f"'{session.IDLE_SECONDS}s'", "'1s'"))
+    pass_on = PostgresRows.pass_on
+
+    def slow(rows: PostgresRows, condition: str, names: Any, take: Any) -> None:
+        pass_on(rows, condition, names, take)
+        time.sleep(1.3)
+
+    monkeypatch.setattr(PostgresRows, "pass_on", slow)
+    result = compared(job)["codes"]
+    assert (found_keys(result), result.skipped) == ({"surplus": {("none",)}}, None)
+
+
+def test_surplus_rows_that_could_not_all_be_listed_are_judged(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is asked for more keys at once than it may list. What it lists first the second time is not what it listed
+    first the first time."""
+    source, target = mysql_database, postgres_database
+    create_codes(source, 100)
+    sink = {"type": "mirror", "url": target.url, "table": "copy_{table}", "on_schema_change": {"truncate": "ignore"}}
+    job = job_of(source, target, tmp_path, sink=sink)
+    run_epochs(job)
+    target.execute("INSERT INTO copy_codes SELECT 'none ' || code, n FROM copy_codes WHERE n < 30")
+    monkeypatch.setattr(table_comparison, "MAX_SURPLUS", 20)
+    asked, looks = MirrorComparison.surplus_among, list[int]()
+
+    def turned(copy: MirrorComparison, keys: pa.RecordBatch, limit: int) -> Any:
+        looks.append(limit)
+        assert len(looks) < 50, "it does not end"
+        pairs = asked(copy, keys, keys.num_rows)
+        assert pairs is not None
+        return sorted(pairs, key=lambda pair: pair.key, reverse=len(looks) > 1)[:limit]
+
+    monkeypatch.setattr(MirrorComparison, "surplus_among", turned)
+    result = compared(job)["codes"]
+    assert (result.differences, result.behind, result.skipped) == (0, 0, None)
+    assert result.kept >= 20
+
+
+def test_a_truth_that_the_copy_has_as_another_number_is_a_surplus_row(
+    postgres_database: Database, mysql_database: Database, tmp_path: Path
+) -> None:
+    source, target = postgres_database, mysql_database
+    source.execute(
+        "CREATE TABLE flags (code varchar(20), flag boolean, n int, PRIMARY KEY (code, flag))",
+        "INSERT INTO flags SELECT 'key ' || i, i % 2 = 0, i FROM generate_series(1, 100) i",
+    )
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    assert_equal(job, {"flags": 100})
+    target.execute("INSERT INTO copy_flags SELECT code, 5, n FROM copy_flags WHERE n = 8")
+    assert found_keys(compared(job)["flags"]) == {"surplus": {("key 8", "5")}}
 
 
 class Toggler:

@@ -34,7 +34,11 @@ class PostgresComparing:
         return types.full_name(target)
 
     def prepare(self) -> None:
-        """A query with a LIMIT is to find the same rows again. A scan of a large table would begin where the last one ended."""
+        """Keeps the session while other ones read. A query with a LIMIT is to find the same rows again: a scan of a large table
+        would begin where the last one ended."""
+        self._runner.execute(
+            "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings WHERE name = 'idle_session_timeout'"
+        )  # since PostgreSQL 14
         self._runner.execute("SET extra_float_digits = 3")
         self._runner.execute("SET synchronize_seqscans = off")
 
