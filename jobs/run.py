@@ -201,8 +201,8 @@ class _Run:
     ) -> None:
         self._discovery = discovery
         self._rows = opened.rows
-        self._known = known_tables(context.job, context.state)
-        self._next_return_us = next_return_us(context.job, context.state)
+        self._known = known_tables(context.job, context.state, opened.held.looked_at_us)
+        self._next_return_us = next_return_us(context.job, context.state, opened.held.looked_at_us)
         self._max_epochs = summary.epochs + 1 if opened.finishes else None
         self._held = opened.held
         self._checkpoint = context.checkpoint

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tidemark.conf.model import JobFile
+from tidemark.conf.quantities import Every
 from tidemark.jobs.epoch.write_parts import Writing
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.run_record import RunRecorder
+from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.recovered_state import (
     is_going_back,
     needed_log,
@@ -49,11 +51,13 @@ from tidemark.jobs.tables.parking import (
     has_away,
     is_excluded,
     leaving_tables,
+    next_return_us,
     open_signals,
     park_absent,
     parks,
     parks_altered_too,
     pause_left,
+    present_us,
     raise_with_way_back,
     require_tables_left,
     stays_unfinished,
@@ -77,6 +81,7 @@ from tidemark.state.errors import (
     SinkUnavailableError,
     SourceUnavailableError,
     TableGoneError,
+    TablesParkedError,
     TidemarkError,
 )
 from tidemark.state.failpoints import failpoint
@@ -88,15 +93,20 @@ from tidemark.state.remedies import START_OVER, reason
 from tidemark.state.signals import UNSTEERED, Steering
 from tidemark.state.table import TableId, TableSchema
 
+WAIT_SECONDS = 2.0
+"""The time between two looks for signals while all tables of a job wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeldJob:
-    """A job whose lease this process holds and whose state is durable. `steering`: what signals have set."""
+    """A job whose lease this process holds and whose state is durable. `steering`: what signals have set. `looked_at_us`: when
+    the start looked for tables, microseconds since 1970: it counts for those that wait."""
 
     server: SourceServer
     state: JobState
     lease: Lease
     steering: Steering = UNSTEERED
+    looked_at_us: int = 0
 
     def identity(self, owner: int) -> JobIdentity:
         return JobIdentity(self.state.job_uuid, self.state.job_name, owner)
@@ -104,13 +114,18 @@ class HeldJob:
     def require_lease(self) -> None:
         """Raises JobHeldError once the lease is lost, SourceUnavailableError if the source was out of reach for too long,
         SourceNotUsableError if it refuses the lease."""
-        if not self.lease.held():
-            if self.lease.cause is not None:
-                raise self.lease.cause
-            raise JobHeldError(
-                f"The lease on job {self.state.job_name} was lost.",
-                "Check the connection to the source. Run the job again when no other driver runs it.",
-            )
+        require_lease(self.lease, self.state)
+
+
+def require_lease(lease: Lease, state: JobState) -> None:
+    """See `HeldJob.require_lease`."""
+    if not lease.held():
+        if lease.cause is not None:
+            raise lease.cause
+        raise JobHeldError(
+            f"The lease on job {state.job_name} was lost.",
+            "Check the connection to the source. Run the job again when no other driver runs it.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +147,12 @@ class OpenedJob:
 class _Trouble:
     """The findings of the attempts at one start. `refused`: tables that can't come back now. `kept`: tables that are to
     leave, but only once the unfinished epoch is committed: nothing of them is checked before. `signals`: those that were open
-    when the newest attempt began. `rows`: the table of the source that gives signals. `began_us`: as in OpenedJob."""
+    when the newest attempt began. `rows`: the table of the source that gives signals. `began_us`: as in OpenedJob.
+    `looked_at_us`: as in HeldJob, of the newest attempt."""
 
     rows: SignalTable | None = None
     began_us: int = 0
+    looked_at_us: int = 0
     refused: set[TableId] = field(default_factory=set)
     kept: set[TableId] = field(default_factory=set)
     signals: frozenset[int] = frozenset()
@@ -210,6 +227,8 @@ def _opened(
             identity, number = held.identity(owner or checkpoint.take_owner(again=True)), None
             _prepare(job, sink, identity, held.state)
         except TidemarkError as error:
+            if isinstance(error, TablesParkedError) and _waits_for_tables(error, job, lease, events, recorder, trouble):
+                continue
             if _is_of_others(error) or not lease.prove() or not _goes_on(error, job, sink, events, trouble):
                 raise_with_way_back(
                     error, job, None if error.table is None else Checkpoint.at(job.checkpoint).job_state()
@@ -228,6 +247,37 @@ def _opened(
         finishes=bool(trouble.kept),
         rows=rows,
     )
+
+
+def _waits_for_tables(
+    error: TablesParkedError,
+    job: JobFile,
+    lease: Lease,
+    events: Events,
+    recorder: RunRecorder | None,
+    trouble: _Trouble,
+) -> bool:
+    """Waits until a table of the job comes back by itself, or somebody gives a signal, if the job runs on and on, and has no
+    other tables. Returns False if it does not, or if none comes back. Raises what `HeldJob.require_lease` does."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    state = checkpoint.job_state()
+    if state is None or not isinstance(job.trigger, Every) or job.mode == "full":
+        return False
+    until_us = next_return_us(job, state, trouble.looked_at_us)
+    if until_us is None:
+        return False
+    if recorder is not None:
+        recorder.begin()
+    if present_us() < until_us:
+        tell_parked(job, state, events)
+        events.note("warning", text=f"{error.message} The job waits until {time_text(until_us)} UTC, or for a signal.")
+    while present_us() < until_us and not open_signals(checkpoint) - trouble.signals:
+        require_lease(lease, state)
+        time.sleep(WAIT_SECONDS)
+        if trouble.rows is not None:
+            trouble.rows.look(events)
+    trouble.refused.clear()
+    return True
 
 
 def _is_of_others(error: TidemarkError) -> bool:
@@ -263,7 +313,9 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
     # An epoch that was read can't be written to such a copy: the table leaves before it.
     if changed is not error and _leave(error, job, state, events, trouble.began_us, at_start=True):
         return True
-    if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state, trouble.signals):
+    if error.table in state.left_tables - trouble.refused and can_t_come_back(
+        error, job, state, trouble.signals, trouble.looked_at_us
+    ):
         trouble.refused.add(error.table)
         return True
     known = {schema.table for schema in state.schemas}
@@ -382,7 +434,7 @@ START_ATTEMPTS = 5
 
 def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None, trouble: _Trouble) -> HeldJob:
     state, steering, opens = Checkpoint.at(job.checkpoint).job_state(), UNSTEERED, admit is not None
-    is_new = state is None
+    is_new, trouble.looked_at_us = state is None, present_us()
     if state is not None:
         _require_same_settings(job, state, events)
         if opens:
@@ -396,13 +448,14 @@ def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None,
     try:
         # Later signals wait for the next start: they must not change what is done for these.
         seen = trouble.signals if opens else None
-        with find_source(to_be_found(job, state, trouble.refused | trouble.kept, seen), state) as found:
+        wanted = to_be_found(job, state, trouble.refused | trouble.kept, seen, trouble.looked_at_us)
+        with find_source(wanted, state) as found:
             state = _checked_state(job, found, events, admit, trouble)
             if is_new and trouble.rows is not None:
                 trouble.rows.look_now(events)
             if trouble.signals:
                 steering = steering_at(Checkpoint.at(job.checkpoint))  # signals about tables are answered now, too
-            return HeldJob(found.server(_but(state, trouble.kept)), state, lease, steering)
+            return HeldJob(found.server(_but(state, trouble.kept)), state, lease, steering, trouble.looked_at_us)
     except NothingSelectedError as error:
         if state is None or state.schemas or not has_away(job, state):
             raise
@@ -484,7 +537,7 @@ def _checked_state(
     reasons = {f.table: reason(f.message, f.remedy) for f in refusals if f.table is not None}
     state = answer_signals(job, state, reasons, tables, before, trouble.signals)
     state = read_again(job, found, state, events, trouble.signals)
-    state = park_absent(job, state, reasons, tables)
+    state = park_absent(job, state, reasons, tables, trouble.looked_at_us)
     require_tables_left(job, state)
     tell_parked(job, state, events)
     return state

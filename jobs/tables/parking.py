@@ -113,7 +113,7 @@ def pause_left(job: JobFile, state: JobState, seen: Collection[int]) -> JobState
     checkpoint = Checkpoint.at(job.checkpoint)
     wanted = {table for table, kind in _newest_signals(checkpoint, seen).items() if kind == "pause"}
     leaving = tuple(
-        replace(left, why="", at_us=_now_us(), heals=0, paused=True)
+        replace(left, why="", at_us=present_us(), heals=0, paused=True)
         for left in state.left
         if left.table in wanted and not left.paused and job.mode == "full+incremental"
     )
@@ -123,7 +123,7 @@ def pause_left(job: JobFile, state: JobState, seen: Collection[int]) -> JobState
 def take_out_all(job: JobFile, state: JobState) -> None:
     """Takes all tables out of the job, durably, so that they come back at once. The epoch that is not committed yet does
     not matter: all copies are emptied or replaced after it."""
-    checkpoint, now = Checkpoint.at(job.checkpoint), _now_us()
+    checkpoint, now = Checkpoint.at(job.checkpoint), present_us()
     before = _lost_in_a_row(checkpoint, job, state)
     left = [Left(schema.table, schema.version, "", now, 1 + before.get(schema.table, 0)) for schema in state.schemas]
     checkpoint.create_left(state, tuple(left))
@@ -181,7 +181,7 @@ def parks(
             raise error  # the remedy of the other error would have the table read again
         return False
     why = DROPPED if is_ignored else _why(error)
-    checkpoint.create_left(state, (Left(schema.table, schema.version, why, _now_us(), heals),))
+    checkpoint.create_left(state, (Left(schema.table, schema.version, why, present_us(), heals),))
     if is_ignored:
         text = f"{DROPPED} It has what the job had copied up to its last epoch."
         events.note("left", table=str(schema.table), text=text)
@@ -285,20 +285,26 @@ def _heals(
     return times + 1
 
 
-def comes_back_at_us(left: Left) -> int:
-    """Returns when a parked table may come back by itself, microseconds since 1970. 0 if it need not wait."""
+def comes_back_at_us(left: Left, now_us: int) -> int:
+    """Returns when a parked table may come back by itself, microseconds since 1970. 0 if it need not wait, or if it has left
+    so far in the future that the clock was set back since."""
+    wait_us = _wait_us(left)
+    return 0 if not wait_us or left.at_us > now_us + wait_us else left.at_us + wait_us
+
+
+def _wait_us(left: Left) -> int:
+    """Returns how long a parked table waits, 0 if it does not."""
     waits = left.heals - MAX_HEALS
     if not left.is_parked or waits <= 0:
         return 0
-    return left.at_us + min(FIRST_WAIT_SECONDS << min(waits - 1, 16), LONGEST_WAIT_SECONDS) * 1_000_000
+    return min(FIRST_WAIT_SECONDS << min(waits - 1, 16), LONGEST_WAIT_SECONDS) * 1_000_000
 
 
-def next_return_us(job: JobFile, state: JobState) -> int | None:
-    """Returns when the first of the tables that wait comes back, microseconds since 1970. None if none does. Those whose time
-    has come wait for the next start: this one could not have them back."""
-    now = _now_us()
-    times = [comes_back_at_us(left) for left in _stale(job, state) if _comes_back(job, left)]
-    return min((time for time in times if time > now), default=None)
+def next_return_us(job: JobFile, state: JobState, now_us: int) -> int | None:
+    """Returns when the first of the tables that wait comes back, microseconds since 1970. None if none does. `now_us`: when the
+    start looked for tables. Those whose time had come wait for the next start: this one could not have them back."""
+    times = [comes_back_at_us(left, now_us) for left in _stale(job, state) if _comes_back(job, left)]
+    return min((time for time in times if time > now_us), default=None)
 
 
 def was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema) -> bool:
@@ -421,7 +427,7 @@ def way_back(job: JobFile, left: Left) -> str:
 
 
 def _from_when(left: Left) -> str:
-    at_us = comes_back_at_us(left)
+    at_us = comes_back_at_us(left, present_us())
     return f", from {time_text(at_us)} UTC on" if at_us else ""
 
 
@@ -430,12 +436,15 @@ def to_be_found(
     state: JobState | None,
     without: Collection[TableId] = (),
     seen: Collection[int] | None = None,
+    now_us: int | None = None,
 ) -> JobFile:
     """Returns the job file without the tables that stay parked or are excluded, and those of `without`: their trouble must not
-    stop the others. `seen`: the signals that count; None: all. Raises TablesParkedError if no table is left."""
+    stop the others. `seen`: the signals that count; None: all. `now_us`: the time that counts for tables that wait; None: the
+    present one. Raises TablesParkedError if no table is left."""
     if state is None:
         return job
-    parked = [left.table for left in state.left if not _may_come_back(job, left, seen)]
+    at_us = present_us() if now_us is None else now_us
+    parked = [left.table for left in state.left if not _may_come_back(job, left, seen, at_us)]
     hidden = dict.fromkeys((*parked, *without))
     found = without_tables(job, hidden)
     if not found.source.tables and not state.schemas and has_away(job, state):
@@ -463,45 +472,50 @@ def _with_source(job: JobFile, **settings: Any) -> JobFile:
     return job.model_copy(update={"source": job.source.model_copy(update=settings)})
 
 
-def _may_come_back(job: JobFile, left: Left, seen: Collection[int] | None) -> bool:
-    return _is_wanted_back(job, left) or left.table in _to_read_again(job, seen)
+def _may_come_back(job: JobFile, left: Left, seen: Collection[int] | None, now_us: int) -> bool:
+    return _is_wanted_back(job, left, now_us) or left.table in _to_read_again(job, seen)
 
 
-def known_tables(job: JobFile, state: JobState) -> frozenset[TableId]:
-    """The tables that are no news when they are seen in the source: all but those that come back by themselves."""
-    away = {left.table for left in state.left if not (left.is_parked and _is_wanted_back(job, left))}
+def known_tables(job: JobFile, state: JobState, now_us: int) -> frozenset[TableId]:
+    """The tables that are no news when they are seen in the source: all but those that come back by themselves. `now_us`: when
+    the start looked for tables."""
+    away = {left.table for left in state.left if not (left.is_parked and _is_wanted_back(job, left, now_us))}
     return frozenset(away | {schema.table for schema in state.schemas})
 
 
-def can_t_come_back(error: TidemarkError, job: JobFile, state: JobState, seen: Collection[int]) -> bool:
+def can_t_come_back(error: TidemarkError, job: JobFile, state: JobState, seen: Collection[int], now_us: int) -> bool:
     """Notes that a table that has left the job can't come back because of the error, and answers its signals. The job must be
-    opened again, without the table. Returns False if the error is not about such a table."""
+    opened again, without the table. Returns False if the error is not about such a table. `now_us`: when the start looked for
+    tables."""
     left = next((left for left in state.left if left.table == error.table), None)
     if left is None:
         return False
     checkpoint, why = Checkpoint.at(job.checkpoint), reason(error.message, error.remedy)
-    if left.paused or _is_wanted_back(job, left):
+    if left.paused or _is_wanted_back(job, left, now_us):
         still_parked(job, checkpoint, state, [left.table], why)
     for number, signal in _open_signals(checkpoint, seen).items():
         if signal.table == left.table:
-            checkpoint.create_answer(number, Answer(False, why, _now_us()))
+            checkpoint.create_answer(number, Answer(False, why, present_us()))
     return True
 
 
-def park_absent(job: JobFile, state: JobState, reasons: Mapping[TableId, str], found: Collection[TableId]) -> JobState:
-    """Parks the tables that were to come back and are not in `found`, durably. `reasons`: why checks refused tables.
-    Without `sink.on_schema_change: evolve` they wait."""
+def park_absent(
+    job: JobFile, state: JobState, reasons: Mapping[TableId, str], found: Collection[TableId], now_us: int
+) -> JobState:
+    """Parks the tables that were to come back and are not in `found`, durably. `reasons`: why checks refused tables. `now_us`:
+    when the start looked for tables. Those whose time has come since were not looked for. Without
+    `sink.on_schema_change: evolve` they wait."""
     if not evolves(job):
         return state
     checkpoint = Checkpoint.at(job.checkpoint)
     for left in _stale(job, state):
-        if left.table not in found and _is_wanted_back(job, left):
+        if left.table not in found and _is_wanted_back(job, left, now_us):
             state = still_parked(job, checkpoint, state, [left.table], reasons.get(left.table, NOT_FOUND))
     return state
 
 
-def _is_wanted_back(job: JobFile, left: Left) -> bool:
-    return _comes_back(job, left) and comes_back_at_us(left) <= _now_us()
+def _is_wanted_back(job: JobFile, left: Left, now_us: int) -> bool:
+    return _comes_back(job, left) and comes_back_at_us(left, now_us) <= now_us
 
 
 def _comes_back(job: JobFile, left: Left) -> bool:
@@ -553,7 +567,7 @@ def answer_signals(
             accepted = "The reading of its rows continues." if stopped else NOT_PAUSED
         if signal.kind == "pause":
             accepted = "It has left the job, and its copy stays as it is."
-        checkpoint.create_answer(number, Answer(text is None, accepted if text is None else text, _now_us()))
+        checkpoint.create_answer(number, Answer(text is None, accepted if text is None else text, present_us()))
     return state
 
 
@@ -573,19 +587,19 @@ def still_parked(
         replace(
             left,
             why=why,
-            at_us=_now_us(),
+            at_us=present_us(),
             heals=_after_a_try(left) if evolves(job) and _comes_back(job, left) else 0,
             paused=False,
         )
         for left in state.left
-        if left.table in wanted and (left.why != why or comes_back_at_us(left))
+        if left.table in wanted and (left.why != why or _wait_us(left))
     )
     return checkpoint.create_left(state, leaving) if leaving else state
 
 
 def _after_a_try(left: Left) -> int:
     """Returns `Left.heals` of a table that could not come back."""
-    return left.heals + 1 if comes_back_at_us(left) else max(left.heals, 1)
+    return left.heals + 1 if _wait_us(left) else max(left.heals, 1)
 
 
 def open_signals(checkpoint: Checkpoint) -> frozenset[int]:
@@ -712,12 +726,13 @@ def _leave(
     why: str,
     paused: Collection[TableId] = (),
 ) -> JobState:
-    now = _now_us()
+    now = present_us()
     left = tuple(Left(schema.table, schema.version, why, now, paused=schema.table in paused) for schema in leaving)
     return checkpoint.create_left(state, left)
 
 
-def _now_us() -> int:
+def present_us() -> int:
+    """The present time, microseconds since 1970."""
     return time.time_ns() // 1000
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cli import CommandLine
 from tests.support.epochs import die_at, run_epochs
-from tests.support.history import assert_copied
+from tests.support.history import assert_copied, assert_history, read_history
 from tests.support.jobs import BY_DRIVER, BY_SPARK, Process, run_to_end, running, source_of, write_job
 from tests.support.remedies import run_command
 from tests.support.servers import Database
@@ -255,6 +255,35 @@ def test_a_table_that_waits_comes_back_while_the_job_runs(any_source_database: D
     assert waited
     run_epochs(job)
     assert_copied(tmp_path / "out", database)
+
+
+def test_a_job_that_runs_on_and_whose_only_table_waits_takes_a_signal(
+    any_source_database: Database, printed: Printed, tmp_path: Path
+) -> None:
+    """Nobody has to start it again. One that is to end does so, with exit code 9."""
+    database = any_source_database
+    create_tables(database, rows=30, uids=Uids())
+    others = [f"{database.schema}.{table}" for table in KEYS if table != "customers"]
+    job = write_job(
+        tmp_path,
+        source=source_of(database, on_table_error="park", exclude_tables=others),
+        sink={"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"},
+    )
+    run_epochs(job)
+    leave_and_wait(job, "customers", 300)
+    run_to_end(job, *BY_DRIVER, expect=9)
+    with running(job, *BY_DRIVER, "--set", "trigger=100ms") as process:
+        process.wait_until(lambda: any("The job waits until" in str(event) for event in process.events()))
+        assert "running since" in printed(job, "status")
+        printed(job, "signal", "resnapshot", "--table", f"{database.schema}.customers")
+        process.wait_until(lambda: has(process, "joined"))
+        database.execute("UPDATE customers SET version = version + 1")
+        os.kill(process.popen.pid, signal.SIGTERM)
+        assert process.wait() == 130
+    run_epochs(job)
+    rows = database.query(f"SELECT uid, version, {', '.join(KEYS['customers'])} FROM customers")
+    history = read_history(tmp_path / "out", database.schema, "customers")
+    assert_history(history, {row[2:]: row[:2] for row in rows}, name="customers", key=KEYS["customers"])
 
 
 def leave_and_wait(job: Path, table: str, seconds_left: int) -> None:

@@ -19,11 +19,13 @@ from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Ui
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.enumerator import enumerator
+from tidemark.jobs import startup
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.epoch.planner import Planner
+from tidemark.jobs.startup import open_job
 from tidemark.jobs.tables import parking
 from tidemark.jobs.tables.discovery import Discovery
-from tidemark.jobs.tables.parking import MAX_HEALS, known_tables, require_none_parked
+from tidemark.jobs.tables.parking import MAX_HEALS, known_tables, next_return_us, require_none_parked
 from tidemark.readers.mysql.source import FoundMySql
 from tidemark.readers.mysql.statements import classify
 from tidemark.readers.postgres.source import FoundPostgres
@@ -442,6 +444,12 @@ def test_a_view_of_a_mirror_keeps_a_column_from_being_replaced(
     assert_mirrored(source, target)
 
 
+def set_clock(patch: pytest.MonkeyPatch, clock: list[int]) -> None:
+    """`clock` has the present time, in microseconds since 1970."""
+    for module in (parking, startup):
+        patch.setattr(module, "present_us", lambda: clock[0])
+
+
 def test_a_table_that_gets_no_further_waits_and_comes_back_by_itself(
     any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,7 +469,7 @@ def test_a_table_that_gets_no_further_waits_and_comes_back_by_itself(
     resnapshot(load_job_file(job), [TableName(source.schema, "customers")])
     now_us = time.time_ns() // 1000
     clock = [now_us]
-    monkeypatch.setattr(parking, "_now_us", lambda: clock[0])
+    set_clock(monkeypatch, clock)
     times_left = MAX_HEALS + 2
     for wait_seconds, comes_back in [(0, True), (590, False), (20, True), (610, False), (600, True)]:
         clock[0] += wait_seconds * 1_000_000
@@ -482,6 +490,85 @@ def test_a_table_that_gets_no_further_waits_and_comes_back_by_itself(
     assert_copied(tmp_path / "out", source)
 
 
+def test_the_time_of_a_table_that_waits_comes_within_a_start(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not looked for, so nobody says that it is gone. A job that runs on has it back at once."""
+    source = mysql_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path, discover_seconds=0)
+    run_epochs(job)
+    checkpoint, clock = Checkpoint.at(str(tmp_path / "checkpoint")), [time.time_ns() // 1000]
+    set_clock(monkeypatch, clock)
+    customers = TableId(source.schema, "customers")
+    since_us = clock[0] - (parking.FIRST_WAIT_SECONDS - 1) * 1_000_000
+    checkpoint.create_left(state_of(tmp_path), (Left(customers, 1, "It was altered.", since_us, MAX_HEALS + 1),))
+    joins = startup.with_later_tables
+
+    def slow(*arguments: Any) -> JobState:
+        clock[0] += 2_000_000
+        return joins(*arguments)
+
+    monkeypatch.setattr(startup, "with_later_tables", slow)
+    source.execute("UPDATE customers SET version = version + 1")
+    with open_job(load_job_file(job), Notes(), standby=True) as opened:
+        held = opened.held
+        (left,) = held.state.left
+        assert (left.why, left.heals) == ("It was altered.", MAX_HEALS + 1)
+        assert next_return_us(opened.job, held.state, held.looked_at_us) == clock[0] - 1_000_000
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+
+
+def test_a_job_that_runs_on_waits_until_its_only_table_comes_back(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = mysql_database
+    create_tables(source, rows=20, uids=Uids())
+    others = [f"{source.schema}.{table}" for table in KEYS if table != "customers"]
+    job = job_of(source, tmp_path, exclude_tables=others)
+    run_epochs(job)
+    checkpoint, clock = Checkpoint.at(str(tmp_path / "checkpoint")), [time.time_ns() // 1000]
+    left = Left(TableId(source.schema, "customers"), 1, "It was altered.", clock[0], MAX_HEALS + 1)
+    checkpoint.create_left(state_of(tmp_path), (left,))
+    source.execute("UPDATE customers SET version = version + 1")
+    with pytest.raises(TablesParkedError, match="It comes back by itself"):
+        run_epochs(job)
+
+    def passing() -> int:
+        clock[0] += 60_000_000
+        return clock[0]
+
+    monkeypatch.setattr(startup, "present_us", passing)
+    monkeypatch.setattr(startup, "WAIT_SECONDS", 0.0)
+    run_epochs(job, "trigger=1s", notes=(notes := Notes()))
+    assert [event for event in told(notes) if event[0] != "left"] == [("parked", "customers"), ("joined", "customers")]
+    assert_equal(tmp_path, source, "customers")
+
+
+@pytest.mark.parametrize("ahead", ["less than it waits", "more than it waits"])
+def test_the_clock_was_set_back_after_a_table_had_left(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: str
+) -> None:
+    """Nobody knows when it left. It does not wait until the clock is there again."""
+    source = mysql_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    checkpoint, now_us = Checkpoint.at(str(tmp_path / "checkpoint")), time.time_ns() // 1000
+    wait_us = parking.FIRST_WAIT_SECONDS * 1_000_000
+    left_us = now_us + (wait_us // 2 if ahead.startswith("less") else 365 * 24 * 3_600_000_000)
+    left = Left(TableId(source.schema, "customers"), 1, "It was altered.", left_us, MAX_HEALS + 1)
+    checkpoint.create_left(state_of(tmp_path), (left,))
+    source.execute("UPDATE customers SET version = version + 1")
+    if ahead.startswith("less"):
+        run_epochs(job)
+        assert state_of(tmp_path).left
+        set_clock(monkeypatch, [now_us + 2 * wait_us])
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+
+
 def test_a_table_that_waits_and_is_gone_then_waits_for_longer(
     any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,7 +577,7 @@ def test_a_table_that_waits_and_is_gone_then_waits_for_longer(
     job = job_of(source, tmp_path)
     run_epochs(job)
     checkpoint, clock = Checkpoint.at(str(tmp_path / "checkpoint")), [time.time_ns() // 1000]
-    monkeypatch.setattr(parking, "_now_us", lambda: clock[0])
+    set_clock(monkeypatch, clock)
     state, customers = (
         state_of(tmp_path),
         TableId((source.kind == "postgres" and "public") or source.schema, "customers"),
@@ -655,7 +742,7 @@ def test_discovery_sees_a_named_table_that_is_there_again(
     drop, *create = recreated(source)
     source.execute(drop)
     run_epochs(job)
-    opened, known = load_job_file(job), known_tables(load_job_file(job), state_of(tmp_path))
+    opened, known = load_job_file(job), known_tables(load_job_file(job), state_of(tmp_path), 0)
     assert TableId(source.schema, "customers") not in known
     discovery, answers = Discovery(opened), list[None]()
     ask = discovery._ask
