@@ -124,6 +124,7 @@ from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogReport
 from tidemark.state.partitions import KeptPartitions, Partitions
 from tidemark.state.plan import PlanRecord
+from tidemark.state.position import BinlogPosition
 from tidemark.state.projection import TableProjection
 from tidemark.state.remedies import ONE_DRIVER, RESTORE_CHECKPOINT
 from tidemark.state.seen_copy import SeenCopy
@@ -802,10 +803,16 @@ class Checkpoint:
 
     def create_log_report(self, epoch: int, report: LogReport) -> None:
         """Raises CheckpointError if another report is there: every attempt must read the same from a range."""
+        if self.store.create(log_report_file(epoch), LOG_REPORT.encode(report)):
+            return
+        found = self.log_report(epoch)
         if (
-            not self.store.create(log_report_file(epoch), LOG_REPORT.encode(report))
-            and self.log_report(epoch) != report
+            isinstance(found.end, BinlogPosition)
+            and found.end.last_at is None
+            and isinstance(report.end, BinlogPosition)
         ):
+            report = replace(report, end=replace(report.end, last_at=None))  # an earlier version did not note the time
+        if found != report:
             raise _two_reads_differ(epoch)
 
     def key_rereads_before(self, epoch: int, expected: Collection[int] = ()) -> tuple[KeyReread, ...]:

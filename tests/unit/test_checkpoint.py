@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from devtools.checkpoint_files import LOG_PLAN, SNAPSHOT_PLAN
 from tidemark.state.checkpoint import codec, layout
 from tidemark.state.checkpoint.layout import Checkpoint, signal_file
 from tidemark.state.checkpoint.store import LocalStore
-from tidemark.state.errors import CheckpointError, JobHeldError
+from tidemark.state.errors import CheckpointError, JobHeldError, ReadsDifferError
 from tidemark.state.job_state import Altered, JobState, Joined, Left
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogReport
@@ -343,6 +344,24 @@ def test_a_driver_that_writes_a_record_as_another_one_takes_over_stops(tmp_path:
 
 
 REPORT = LogReport(WalPosition(1), (), 0, 0, 0, None)
+
+
+def test_a_report_of_an_earlier_version_lacks_the_time_of_the_newest_transaction(tmp_path: Path) -> None:
+    """The epoch was read before the update, and not committed. It is read again."""
+    checkpoint = Checkpoint.at(str(tmp_path / "checkpoint"))
+    end = BinlogPosition("binlog.000002", 900, f"{uuid.UUID(int=7)}:1-9")
+    timed = replace(REPORT, end=replace(end, last_at=1_700_000_000))
+    checkpoint.create_log_report(1, replace(REPORT, end=end))
+    checkpoint.create_log_report(1, timed)
+    checkpoint.create_log_report(2, timed)
+    for epoch, other in (
+        (1, replace(timed, end=replace(timed.end, pos=901))),
+        (1, replace(timed, transactions=2)),
+        (2, replace(timed, end=replace(end, last_at=1_700_000_001))),
+        (2, replace(timed, end=end)),
+    ):
+        with pytest.raises(ReadsDifferError):
+            checkpoint.create_log_report(epoch, other)
 
 
 def test_a_replaced_driver_removes_nothing_of_an_epoch_and_takes_no_number_again(tmp_path: Path) -> None:
