@@ -134,7 +134,7 @@ class FoundSource(Protocol):
 
     def joining_start(self, tables: Sequence[TableId]) -> Position:
         """Returns the log's end: the position from which tables that join a running job are read. PostgreSQL: publishes
-        the tables first."""
+        the tables first. Without tables: the position from which a job goes on."""
 
     def schemas_now(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSchema]:
         """Returns the schemas of these tables, read again. A table that is refused now is missing."""

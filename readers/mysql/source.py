@@ -213,7 +213,8 @@ class FoundMySql(FoundTables):
         return self.joining_start(())
 
     def joining_start(self, tables: Sequence[TableId]) -> BinlogPosition:
-        anchor = self._positions().find_anchor()
+        # A job that has read more than that is asked for the time of what it has read.
+        anchor = self._positions().find_anchor(dated=not tables)
         if self.job.has_snapshot and self.info.gtid_mode != "ON":
             await_xa_commits(self._log(), self.connection, anchor)
         return self._with_file_start(anchor)

@@ -12,11 +12,13 @@ from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import POSTGRES_TABLES, TABLES, Uids, Writers, connect_for_transactions, create_tables
 from tidemark.conf.load import load_job_file
+from tidemark.readers.mysql.binlog.positions import LogPositions
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import SinkError, SourceNotUsableError
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.job_state import JobState
+from tidemark.state.position import BinlogPosition
 
 pytestmark = [pytest.mark.integration, pytest.mark.servers_in_turn(always="postgres18_server")]
 
@@ -60,6 +62,35 @@ def state_of(job: Path) -> JobState:
     state = Checkpoint.at(load_job_file(job).checkpoint).job_state()
     assert state is not None
     return state
+
+
+@pytest.mark.parametrize("kind", ["mysql", pytest.param("mariadb", marks=pytest.mark.every_server)])
+def test_no_older_file_of_the_log_is_read_for_a_table_that_joins(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The newest file has no transactions. Only a job that begins needs the time of the newest one, which an older file has."""
+    database = request.getfixturevalue(f"{kind}_database")
+    create_tables(database, rows=5, uids=Uids())
+    database.execute(f"DROP TABLE {LATE}", "FLUSH BINARY LOGS")
+    scan, files = LogPositions._scan, list[set[str]]()
+
+    def noted(positions: LogPositions, start: BinlogPosition, end: BinlogPosition) -> object:
+        files.append({start.file, end.file})
+        return scan(positions, start, end)
+
+    monkeypatch.setattr(LogPositions, "_scan", noted)
+    job = job_of(tmp_path, database)
+    run_epochs(job)
+    assert max(map(len, files)) == 2
+    start = state_of(job).start
+    assert isinstance(start, BinlogPosition)
+    assert start.last_at
+    files.clear()
+    create_late_table(database)
+    database.execute("FLUSH BINARY LOGS")
+    run_epochs(job)
+    assert max(map(len, files)) == 1
+    assert_copied(tmp_path / "out", database)
 
 
 @pytest.mark.pitfall(9)

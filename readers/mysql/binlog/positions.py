@@ -53,12 +53,12 @@ class LogPositions:
         """True if positions carry the state of MariaDB's log."""
         return self.server.flavour == "mariadb"
 
-    def find_anchor(self) -> BinlogPosition:
+    def find_anchor(self, *, dated: bool = True) -> BinlogPosition:
         """The end of the log, with the exact set of GTIDs if the server has them (MariaDB: the state of its log).
 
         Reads the current file from its start: its first event has the GTIDs of all files before. Files without transactions
-        don't tell the time of the last one, and those before them do. If these can't be read, the time is not known: only what
-        is asked at a failover needs it.
+        don't tell the time of the newest one, and those before them do: with `dated`, the last of these is read, too. If it
+        can't be read, the time is not known: only what is asked at a failover needs it.
         """
         end = log_end(self.connection, self.server)
         if not self.has_gtids and not self.has_state:
@@ -66,7 +66,7 @@ class LogPositions:
         start = self._start_of(end.file)
         found = self._scan(start, end).finish()
         files = self._files()
-        if found.last_at is not None or not _are_same(found, start):
+        if not dated or found.last_at is not None or not _are_same(found, start):
             return found
         for file in reversed(files[: files.index(end.file)]):
             try:

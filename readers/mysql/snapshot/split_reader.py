@@ -159,7 +159,9 @@ class SplitReader(RetryingSplitReader[Connection]):
             return False
         self._session.ask(lambda connection: connection.rollback())  # a transaction may be open
         server = self._source.server
-        found = self._session.ask(lambda connection: LogPositions(self._log(), connection, server).find_anchor())
+        found = self._session.ask(
+            lambda connection: LogPositions(self._log(), connection, server).find_anchor(dated=False)
+        )
         if found.order <= lost.order or not found.gtid_set().contains_all(lost.gtid_set()):
             return False
         remember_anchor(self._scope, replace(found, begun=file_begun(self._log(), found.file)))
