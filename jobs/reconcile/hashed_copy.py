@@ -13,10 +13,9 @@ Where suspects are looked at again, the server is asked by their keys. The copy 
 """
 
 import secrets
-import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -36,17 +35,18 @@ KEYS_AT_ONCE = 100_000
 """The server is asked for so many keys in one statement."""
 MAX_NOTED = 10_000
 """If more rows of a range may differ, all of its rows are given to the server again."""
+MAX_NOTED_OF_ALL = 4 << 20
+"""If more rows of all ranges may differ, so are those of further ranges. 64 MiB hold their hashes."""
 Flags = npt.NDArray[np.bool_]
 Keys = tuple[npt.NDArray[np.uint64], ...]
 
 
 @dataclass(slots=True)
 class HashedCopy:
-    """The copy of one table, for as long as it is compared. `output`: the table as it is there. `folder`: a temporary one.
-    `is_useful`: None until rows were compared; False if the server is to compare all rows."""
+    """The copy of one table, for as long as it is compared. `output`: the table as it is there. `is_useful`: None until rows
+    were compared; False if the server is to compare all rows."""
 
     output: TableSchema
-    folder: Path
     is_useful: bool | None = field(default=None, init=False)
     _seed: int = field(default_factory=lambda: secrets.randbits(64), init=False)
     _held: pa.Schema = field(default_factory=lambda: pa.schema([]), init=False)
@@ -60,7 +60,14 @@ class HashedCopy:
     def begin(self) -> None:
         """Forgets the copy, before all ranges are looked at."""
         if self.is_useful:
-            self._seen, self._noted, self._surplus, self.is_useful = None, {}, [], None
+            self.close()
+            self.is_useful = None
+
+    def close(self) -> None:
+        """Forgets the copy, and frees its space on disk."""
+        if self._seen is not None:
+            self._seen.rows.close()
+        self._seen, self._noted, self._surplus = None, {}, []
 
     def others(self, expected: pa.Table, reading: CopyReading | None) -> Flags | None:
         """Returns which of the expected rows may differ in the copy. None: all. Reads the copy at the first call. Raises
@@ -92,8 +99,14 @@ class HashedCopy:
     def note(self, number: int, rows: pa.Table, pairs: Sequence[Pair]) -> None:
         """Takes what the server told of a range. `rows`: those that it was given."""
         if pairs and self._seen is not None:
-            hashed = None if rows.num_rows > MAX_NOTED else self._hashed(rows)
+            noted = sum(len(keys[0]) for keys in self._noted.values() if keys)
+            is_much = rows.num_rows > MAX_NOTED or noted + rows.num_rows > MAX_NOTED_OF_ALL
+            hashed = None if is_much else self._hashed(rows)
             self._noted[number] = None if hashed is None else _in_order(hashed.keys)
+
+    def forget_noted(self) -> None:
+        """Forgets what was noted of ranges: all that may differ there is judged."""
+        self._noted = {}
 
     def noted(self, number: int, expected: pa.Table, *, with_surplus: bool) -> Flags | None:
         """Returns which of a range's rows to look at again. None: all. `with_surplus`: also those whose keys only the copy had,
@@ -113,10 +126,9 @@ class HashedCopy:
         """Returns rows that only the copy has, at most `limit`, after all ranges were looked at. None if that can't be told:
         then the server is to compare all rows."""
         assert self._seen is not None, "it is of no use"
-        unmarked = np.flatnonzero(~self._seen.marks)
-        if not len(unmarked):
+        if self._seen.marks.all():
             return []
-        asking = _Asking(self, reading.copy, tuple(column[unmarked] for column in self._seen.rows.base.keys), limit)
+        asking = _Asking(self, reading.copy, limit)
         asking.is_told = _passed_on(reading, self.output.key, asking.take) and asking.is_told
         return self._told(asking)
 
@@ -135,7 +147,7 @@ class HashedCopy:
     def surplus_again(self, copy: ComparesTable) -> list[Pair] | None:
         """Returns those of the rows found by `surplus` that only the copy has now, and those beside them that `limit` left out:
         that is all."""
-        asking = _Asking(self, copy, (), sum(keys.num_rows for keys in self._surplus))
+        asking = _Asking(self, copy, sum(keys.num_rows for keys in self._surplus))
         for keys in self._surplus:
             asking.ask(keys)
         return self._told(asking)
@@ -143,6 +155,12 @@ class HashedCopy:
     def keys_of(self, rows: pa.RecordBatch) -> Keys:
         """Returns hashes of the keys of rows, which are as the copy has them."""
         return key_hashes([rows.column(name) for name in self.output.key], self._seed)
+
+    def unmarked(self, keys: pa.RecordBatch) -> Flags:
+        """Returns which of these keys of the copy have rows without a mark."""
+        assert self._seen is not None, "it is of no use"
+        places = places_of(self.keys_of(keys), self._seen.rows.base.keys)
+        return (places >= 0) & ~self._seen.marks[places]
 
     def _told(self, asking: "_Asking") -> list[Pair] | None:
         asking.ask_waiting()
@@ -153,25 +171,30 @@ class HashedCopy:
         return asking.found
 
     def _give_up(self) -> None:
-        self._seen, self._noted, self._surplus, self.is_useful = None, {}, [], False
+        self.close()
+        self.is_useful = False
 
     def _read(self, reading: CopyReading) -> SeenKeys | None:
         """Returns the copy's rows. None if they can't be compared here."""
         names, held = list(reading.names), reading.rows.schema.arrow_schema()
         self._held = pa.schema([held.field(name) for name in names])
         columns = tuple(replace(column, toastable=False) for column in self.output.columns)
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
-        rows, count = RowsByKey(replace(self.output, columns=columns), self._seed, folder), 0
+        rows, count = RowsByKey(replace(self.output, columns=columns), self._seed), 0
 
         def take(batch: pa.RecordBatch) -> None:
             nonlocal count
             count += batch.num_rows
             rows.add_rows(HashedRows.of_values(batch.select(names), self.output.key, self._seed))
 
-        if not _passed_on(reading, names, take):
-            return None
-        rows.settle()
-        return SeenKeys(rows) if len(rows.base) == count else None
+        with ExitStack() as stack:
+            stack.callback(rows.close)
+            if not _passed_on(reading, names, take):
+                return None
+            rows.settle()
+            if len(rows.base) != count:
+                return None
+            stack.pop_all()
+        return SeenKeys(rows)
 
     def _hashed(self, expected: pa.Table) -> HashedRows | None:
         """Returns rows, in their order. None if they can't be compared here."""
@@ -184,12 +207,10 @@ class HashedCopy:
 
 @dataclass(slots=True)
 class _Asking:
-    """Asks a copy's server which rows only the copy has. `wanted`: hashes of the keys that they may have. `is_told`: False if
-    the server can't be given a key."""
+    """Asks a copy's server which rows only the copy has. `is_told`: False if the server can't be given a key."""
 
     hashed: HashedCopy
     copy: ComparesTable
-    wanted: Keys
     limit: int
     is_told: bool = True
     found: list[Pair] = field(default_factory=list)
@@ -200,7 +221,7 @@ class _Asking:
     def take(self, rows: pa.RecordBatch) -> None:
         """Takes keys of the copy."""
         keys = rows.select(list(self.hashed.output.key))
-        self._waiting.append(keys.filter(pa.array(_among(self.hashed.keys_of(keys), self.wanted))))
+        self._waiting.append(keys.filter(pa.array(self.hashed.unmarked(keys))))
         if sum(keys.num_rows for keys in self._waiting) >= KEYS_AT_ONCE:
             self.ask_waiting()
 

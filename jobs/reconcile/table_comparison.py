@@ -1,13 +1,11 @@
 """Compares one table: first all ranges once, then the ranges with suspects until each suspect is judged."""
 
 import itertools
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from tidemark.conf.model import JobFile
@@ -150,11 +148,10 @@ class TableComparison:
         sides = self._sides
         sides.progress.require_complete(self._look.schema)
         with (
-            tempfile.TemporaryDirectory(prefix="tidemark-reconcile-") as temporary,
+            closing(HashedCopy(self._look.output)) as self._hashed,
             sides.reading(self._look.schema) as reader,
             sides.sink.comparable(self._look.output) as comparison,
         ):
-            self._hashed = HashedCopy(self._look.output, Path(temporary))
             suspects, unlisted = self._look_first(reader, comparison)
             self._judge(reader, comparison, suspects)
             self._judge_unlisted(reader, comparison, unlisted)
@@ -178,6 +175,7 @@ class TableComparison:
                 if sum(map(len, suspects.values())) > MAX_SUSPECTS:
                     looks.wait()
                     self._judge(reader, comparison, suspects)
+                    self._hashed.forget_noted()
                     suspects = {}
                 if result.cut:
                     break

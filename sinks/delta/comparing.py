@@ -11,11 +11,9 @@ at each later look for the rows that differ.
 
 import contextlib
 import itertools
-import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -70,10 +68,7 @@ def comparable_table(
     beside = session.newSession()
     for name, value in _SETTINGS.items():
         beside.conf.set(name, value)
-    with (
-        tempfile.TemporaryDirectory(prefix="tidemark-reconcile-") as temporary,
-        FoldedState.opened(schema, str(location), Path(temporary)) as state,
-    ):
+    with FoldedState.opened(schema, str(location)) as state:
         reading = DeltaReading(state, beside, location, how)
         numbers = itertools.count()
 

@@ -10,7 +10,6 @@ Where neither can be, all is in the state.
 
 import contextlib
 import itertools
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -50,15 +49,12 @@ Take: TypeAlias = Callable[[pa.Table], None]
 @contextlib.contextmanager
 def comparable_files(folder: Path, schema: TableSchema, file_format: Format) -> Iterator[Comparisons]:
     """See `ComparableSink.comparable`. The files are folded once; later comparisons take new ones in."""
-    with (
-        tempfile.TemporaryDirectory(prefix="tidemark-reconcile-") as temporary,
-        FoldedState.opened(schema, str(folder), Path(temporary)) as state,
-    ):
+    with FoldedState.opened(schema, str(folder)) as state:
         folding = Folding(state, folder, file_format)
         if has_integer_key(schema):
-            folding.splits = SplitFiles(state.hashing, folding.changes_in, Path(temporary))
+            folding.splits = SplitFiles(state.hashing, folding.changes_in, state.temporary)
         else:
-            folding.by_key = RowsByKey(schema, state.seed, Path(temporary))
+            folding.by_key = RowsByKey(schema, state.seed, state.temporary)
         numbers = itertools.count()
 
         def compared(
@@ -241,10 +237,7 @@ def keys_in_files(
     """Returns the keys that the copy has in a range, at most `limit`. Reads the columns of the key, of all files. Raises
     SinkError."""
     key = replace(schema, columns=tuple(column for column in schema.columns if column.name in schema.key))
-    with (
-        tempfile.TemporaryDirectory(prefix="tidemark-keys-") as temporary,
-        FoldedState.opened(key, str(folder), Path(temporary)) as state,
-    ):
+    with FoldedState.opened(key, str(folder)) as state:
         Folding(state, folder, file_format, within).refresh()
         texts = ", ".join(f"CAST({name} AS VARCHAR)" for name in state.keys)
         return state.execute(f"SELECT {texts} FROM ({state.rows('')}) LIMIT {limit}")

@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from tidemark.sinks.comparing import Key
 from tidemark.sinks.folded.hashed_rows import HashedRows, together
 from tidemark.sinks.folded.hashing import key_names
+from tidemark.sinks.folded.temporary_folder import no_room, temporary_folder
 from tidemark.state.change_batch import ChangeType
-from tidemark.state.errors import SinkError
-from tidemark.state.table import TableSchema
+from tidemark.state.table import TableId, TableSchema
 
 MAX_ROWS = 4 << 20
 CHUNK_ROWS = 1 << 20
@@ -43,11 +43,11 @@ class ValuesLeftOutError(Exception):
 @dataclass(slots=True)
 class RowsByKey:
     """The last change of each key, also deletions. `seed`: of all hashes. `temporary`: a folder for what does not fit into the
-    memory."""
+    memory; None: one that is made when it is needed, and removed by `close`."""
 
     schema: TableSchema
     seed: int
-    temporary: Path
+    temporary: Path | None = None
     truncated: int = field(default=-1, init=False)
     """The place of the table's last TRUNCATE: rows before it are ignored."""
     texts: dict[Key, Key] = field(default_factory=dict, init=False)
@@ -58,6 +58,12 @@ class RowsByKey:
     """Later changes."""
     _added: list[HashedRows] = field(default_factory=list, init=False)
     _spilled: "_Buckets | None" = field(default=None, init=False)
+    _folders: ExitStack = field(default_factory=ExitStack, init=False)
+
+    def close(self) -> None:
+        """Frees the space on disk. Then there are no rows any more."""
+        self._base = self._recent = self._spilled = None
+        self._folders.close()
 
     @property
     def base(self) -> HashedRows:
@@ -79,7 +85,7 @@ class RowsByKey:
         self._added.append(rows)
         if self._base is None and sum(map(len, self._added)) > MAX_ROWS:
             if self._spilled is None:
-                self._spilled = _Buckets(self.temporary)
+                self._spilled = _Buckets(self._folder(), self.schema.table)
             self._spilled.add(together(self._added))
             self._added = []
 
@@ -140,6 +146,11 @@ class RowsByKey:
             yield rows
         if recent is not None:
             yield recent.taken(~seen.among(recent.keys))
+
+    def _folder(self) -> Path:
+        if self.temporary is not None:
+            return self.temporary
+        return self._folders.enter_context(temporary_folder(self.schema.table))
 
     def _is_later(self, rows: HashedRows) -> _Flags:
         """Returns which rows are later than those of their keys in `base`."""
@@ -216,6 +227,7 @@ class _Buckets:
     """Files of changes in a folder, each with those of some keys."""
 
     folder: Path
+    table: TableId
     _kinds: list[tuple[str, Any]] = field(default_factory=list, init=False)
 
     def add(self, rows: HashedRows) -> None:
@@ -250,10 +262,8 @@ class _Buckets:
         try:
             yield
         except OSError as error:
-            raise SinkError(
-                f"A table can't be compared: hashes of its keys can't be kept: {error.strerror or error}.",
-                f"Check that there is space in {self.folder.parent} (TMPDIR).",
-            ) from error
+            message = f"Hashes of the table's keys can't be kept: {error.strerror or error}."
+            raise no_room(message, self.folder.parent, self.table) from error
 
     def _bucket(self, number: int) -> Path:
         return self.folder / f"keys-{number}"

@@ -14,7 +14,7 @@ Tables: `base` is sorted by key, so few of its blocks are read for a range of in
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,8 @@ from tidemark.sinks.folded.hashing import (
     selected,
     toast_names,
 )
+from tidemark.sinks.folded.temporary_folder import no_room, temporary_folder
 from tidemark.state.change_batch import ChangeType
-from tidemark.state.errors import SinkError
 from tidemark.state.table import TableSchema, arrow_type_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ _SETTINGS = (
 
 @dataclass(slots=True)
 class FoldedState:
-    """The state of one table. `copy`: how errors name the copy. `temporary`: a folder of its own."""
+    """The state of one table. `copy`: how errors name the copy. `temporary`: its folder, also for what is kept beside it."""
 
     schema: TableSchema
     copy: str
@@ -79,17 +79,19 @@ class FoldedState:
 
     @classmethod
     @contextmanager
-    def opened(cls, schema: TableSchema, copy: str, temporary: Path) -> Iterator["FoldedState"]:
-        """`temporary`: an empty folder, which the caller removes."""
+    def opened(cls, schema: TableSchema, copy: str) -> Iterator["FoldedState"]:
+        """Raises SinkError if there is no room for it."""
         import duckdb
 
-        with duckdb.connect(str(temporary / "folded.duckdb")) as engine:
-            for setting in (*_SETTINGS, f"temp_directory = {literal(str(temporary / 'spilled'))}"):
-                engine.execute(f"SET {setting}")
-            kinds = [f"{name} {kind}" for name, kind in zip(key_names(schema), key_kinds(schema), strict=True)]
-            kinds += [f"o {PLACE_KIND}", "gone BOOLEAN", *(f"{name} UBIGINT" for name in hash_names(schema))]
-            for table in ("base", "recent"):
-                engine.execute(f"CREATE TABLE {table} ({', '.join(kinds)})")
+        kinds = [f"{name} {kind}" for name, kind in zip(key_names(schema), key_kinds(schema), strict=True)]
+        kinds += [f"o {PLACE_KIND}", "gone BOOLEAN", *(f"{name} UBIGINT" for name in hash_names(schema))]
+        with temporary_folder(schema.table) as temporary, ExitStack() as stack:
+            with _errors(schema, copy, temporary):
+                engine = stack.enter_context(duckdb.connect(str(temporary / "folded.duckdb")))
+                for setting in (*_SETTINGS, f"temp_directory = {literal(str(temporary / 'spilled'))}"):
+                    engine.execute(f"SET {setting}")
+                for table in ("base", "recent"):
+                    engine.execute(f"CREATE TABLE {table} ({', '.join(kinds)})")
             yield cls(schema, copy, temporary, engine, secrets.randbits(64))
 
     @property
@@ -138,18 +140,8 @@ class FoldedState:
                     return
                 yield batch
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        import duckdb
-
-        try:
-            yield
-        except (duckdb.Error, pa.ArrowException) as error:
-            text = re.split(r"[\"'(0-9]", str(error), maxsplit=1)[0].strip()  # what follows may quote a row
-            raise SinkError(
-                f"{self.copy} can't be compared: {text} ….",
-                f"Check that there is space in {self.temporary.parent} (TMPDIR).",
-            ) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return _errors(self.schema, self.copy, self.temporary)
 
     def create(self, table: str) -> None:
         """Creates an empty table of changes (`hashing.change_kinds`), in place of one of this name."""
@@ -328,3 +320,14 @@ class FoldedState:
     def _rename_next(self, table: str) -> None:
         self.execute(f"DROP TABLE {table}")
         self.execute(f"ALTER TABLE next RENAME TO {table}")
+
+
+@contextmanager
+def _errors(schema: TableSchema, copy: str, temporary: Path) -> Iterator[None]:
+    import duckdb
+
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException) as error:
+        text = re.split(r"[\"'(0-9]", str(error), maxsplit=1)[0].strip()  # what follows may quote a row
+        raise no_room(f"{copy} can't be compared: {text} ….", temporary.parent, schema.table) from error

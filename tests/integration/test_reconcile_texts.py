@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -14,17 +15,21 @@ import pytest
 from tests.support.epochs import run_epochs
 from tests.support.jobs import running
 from tests.support.reconciling import PAIRS, assert_equal, compared, found_keys, job_of, on_pairs
+from tests.support.room import files_of_at_most
 from tests.support.servers import Database
+from tidemark.conf.endpoint import parse_endpoint
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.reconcile import hashed_copy, table_comparison
 from tidemark.jobs.reconcile.range_looks import TableLook
 from tidemark.jobs.reconcile.table_comparison import TableResult
+from tidemark.jobs.sources import table_rows
 from tidemark.readers.postgres.snapshot.table_rows import PostgresRows
 from tidemark.sinks.folded import rows_by_key
 from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.sinks.mirror.postgres import session
 from tidemark.state.errors import DifferencesError, SinkError, SourceUnavailableError
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -115,20 +120,57 @@ def test_rows_are_found_in_arrays_on_disk(
     assert found_keys(compared(job)["codes"]) == {"missing": {("key 7",)}, "surplus": {("key",), ("none",)}}
 
 
-def test_a_full_disk_is_told(
+def test_a_full_disk_keeps_no_other_table_from_being_compared(
     mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_codes(mysql_database, 200)
+    mysql_database.execute("CREATE TABLE few (code VARCHAR(40) PRIMARY KEY)", "INSERT INTO few VALUES ('a'), ('b')")
     job = job_of(mysql_database, postgres_database, tmp_path)
     run_epochs(job)
+    assert_equal(job, {"codes": 200, "few": 2})
     monkeypatch.setattr(rows_by_key, "MAX_ROWS", 50)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with files_of_at_most(1000):
+        results = compared(job)
+        assert (results["few"].rows, results["few"].skipped) == (2, None)
+        error = results["codes"].error
+        assert error is not None
+        assert results["codes"].skipped == "Hashes of the table's keys can't be kept: File too large"
+        assert error.remedy == f"Check that there is space in {folder} (TMPDIR)."
+        with pytest.raises(SinkError, match="can't be kept"):
+            reconcile(load_job_file(job), (), as_json=False, repair=False, patience_seconds=0)
+    assert list(folder.iterdir()) == []
+    assert_equal(job, {"codes": 200, "few": 2})
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rows_by_key, "_write", full)
-    with pytest.raises(SinkError, match="hashes of its keys can't be kept: No space left on device"):
-        compared(job)
+@pytest.mark.parametrize("kind", ["mysql", "postgres"])
+def test_a_reading_that_is_given_up_leaves_no_query_behind(kind: str, request: pytest.FixtureRequest) -> None:
+    """The server would wait, with an old snapshot, until the other rows are fetched."""
+    database: Database = request.getfixturevalue(f"{kind}_database")
+    database.execute(
+        "CREATE TABLE codes (code VARCHAR(40), note TEXT)", "INSERT INTO codes VALUES ('', repeat('x', 60000))"
+    )
+    for _ in range(9):
+        database.execute("INSERT INTO codes SELECT * FROM codes")
+    table = TableId(database.schema, "codes")
+    running = {
+        "mysql": "SELECT count(*) FROM performance_schema.processlist WHERE info LIKE 'SELECT `code`%AS c WHERE%'",
+        "postgres": "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'COPY%AS c WHERE%'",
+    }[kind]
+
+    def fail(_: pa.RecordBatch) -> None:
+        raise SinkError("no space", "")
+
+    with table_rows(parse_endpoint(database.url), None, table, ["code", "note"]) as rows:
+        with pytest.raises(SinkError, match="no space"):
+            rows.pass_on("TRUE", ["code", "note"], fail)
+        deadline = time.monotonic() + 10
+        while database.query(running) != [(0,)]:
+            assert time.monotonic() < deadline
+        with pytest.raises(SourceUnavailableError):
+            rows.read("TRUE")
 
 
 @pytest.mark.parametrize("broken", ["rows", "keys"])

@@ -2,10 +2,8 @@
 have the source's rows."""
 
 import json
-import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from tests.support.cli import CommandLine
 from tests.support.jobs import source_of, write_job
 from tests.support.remedy_ways import Settings, get_over_all, told_by, told_of
+from tests.support.room import files_of_at_most
 from tests.support.servers import Database
 from tidemark.sinks.files.folding import Folding
 
@@ -102,17 +101,6 @@ def test_the_folder_of_a_table_that_left_the_job(postgres_database: Database, tm
     shutil.rmtree(tmp_path / "out" / "orders")
     assert told_by(job, *both) is None
     assert ids_in(tmp_path / "out" / "orders") == [1]
-
-
-@contextmanager
-def files_of_at_most(byte_count: int) -> Iterator[None]:
-    """A filesystem that has too little room for what this process writes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (byte_count, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_filesystem_without_room(mysql_database: Database, tmp_path: Path) -> None:

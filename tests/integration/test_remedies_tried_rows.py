@@ -2,9 +2,6 @@
 of the source."""
 
 import re
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,22 +12,12 @@ from tests.support.epochs import run_epochs
 from tests.support.remedies import run_command
 from tests.support.remedy_ways import mirror_job, require_copies, start_over, told_by, told_of
 from tests.support.rewriting import closing_at, rewriting
+from tests.support.room import files_of_at_most
 from tests.support.servers import Database
 from tidemark.conf import reconnect
 from tidemark.readers.snapshot import gathered_rows
 
 pytestmark = pytest.mark.integration
-
-
-@contextmanager
-def files_of_at_most(byte_count: int) -> Iterator[None]:
-    """A filesystem that has too little room for what this process writes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (byte_count, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def wide_rows(source: Database, target: Database, folder: Path) -> Path:

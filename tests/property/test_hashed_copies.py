@@ -2,7 +2,9 @@
 
 import itertools
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -219,11 +221,12 @@ def test_rows_differ_as_the_copys_server_finds_them(
 ) -> None:
     """Both sides may move before a range, or after the last one. They are at rest when suspects are looked at again."""
     (source, rows), after = both
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched, closing(HashedCopy(SCHEMA)) as hashed:
         patched.setattr(rows_by_key, "MAX_ROWS", rows_in_memory)
         patched.setattr(rows_by_key, "_BUCKET_BITS", 2)
         patched.setattr(hashed_copy, "KEYS_AT_ONCE", keys_at_once)
-        hashed, ranges = HashedCopy(SCHEMA, Path(folder)), ranges_of(ends)
+        patched.setattr(hashed_copy, "MAX_NOTED_OF_ALL", keys_at_once)
+        ranges = ranges_of(ends)
         copy = Copy(rows)
         looks = looks_at(copy, hashed, is_first=True)
         found: dict[int, list[Pair]] = {}
@@ -259,8 +262,8 @@ def test_rows_that_are_alike_are_not_given_to_the_server() -> None:
     rows: Rows = {f"key {i}": i % REJECTED for i in range(100)}
     wrong = {**rows, "key 7": None, "key 200": 1}
     del wrong["key 50"]
-    with tempfile.TemporaryDirectory() as folder:
-        copy, hashed = Copy(wrong), HashedCopy(SCHEMA, Path(folder))
+    with closing(HashedCopy(SCHEMA)) as hashed:
+        copy = Copy(wrong)
         looks, (each,) = looks_at(copy, hashed, is_first=True), ranges_of([])
         assert set(by_key(compared(looks, rows, each, keeps_keys=True))) == {("key 7",), ("key 50",)}
         assert set(by_key(surplus_of(looks, 10) or [])) == {("key 200",)}
@@ -279,8 +282,8 @@ def test_the_server_compares_all_rows_where_hashes_are_of_no_use(broken: str, mo
         held |= {f"key {i}": None for i in range(11)}
     else:
         monkeypatch.setattr(Copy, "surplus_among", lambda *_: None)
-    with tempfile.TemporaryDirectory() as folder:
-        copy, hashed = Copy(held), HashedCopy(SCHEMA, Path(folder))
+    with closing(HashedCopy(SCHEMA)) as hashed:
+        copy = Copy(held)
         looks, (each,) = looks_at(copy, hashed, is_first=True), ranges_of([])
         found = compared(looks, rows, each, keeps_keys=True)
         surplus = surplus_of(looks, 10)
@@ -290,3 +293,52 @@ def test_the_server_compares_all_rows_where_hashes_are_of_no_use(broken: str, mo
             surplus = surplus_of(looks, 10)
         assert copy.staged_count == 20
         assert by_key([*found, *(surplus or [])]) == differences(rows, held)
+
+
+@pytest.mark.parametrize("forgets", ["begin", "close", "rows of other values", "keys that the server can't be given"])
+def test_the_space_on_disk_is_freed(forgets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(rows_by_key, "MAX_ROWS", 3)
+    monkeypatch.setattr(Copy, "surplus_among", lambda *_: None)
+    rows: Rows = {f"key {i}": i % REJECTED for i in range(20)}
+    others: Rows = dict.fromkeys(rows, None)
+    copy, hashed = Copy(rows | {"key 20": 1}), HashedCopy(SCHEMA)
+    looks, (each,) = looks_at(copy, hashed, is_first=True), ranges_of([])
+    compared(looks, others if forgets == "rows of other values" else rows, each, keeps_keys=True)
+    if forgets != "rows of other values":
+        assert len(list(tmp_path.iterdir())) == 1
+    if forgets == "begin":
+        hashed.begin()
+    elif forgets == "close":
+        hashed.close()
+    elif forgets != "rows of other values":
+        assert surplus_of(looks, 10) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_of_which_the_source_has_few_rows_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are counted, and their keys read in batches. Two hashes of each key would be 16 bytes."""
+    count, kept = 200_000, 1000
+    monkeypatch.setattr(Copy, "surplus_among", lambda _, keys, limit: [])
+    monkeypatch.setattr(hashed_copy, "KEYS_AT_ONCE", 1000)
+    rows: Rows = {f"key {i}": 1 for i in range(count)}
+    copy = Copy(rows)
+    table = table_of(rows).select(HELD.names).cast(HELD)
+    monkeypatch.setattr(
+        copy,
+        "pass_on",
+        lambda _, names, take: [
+            take(batch) for batch in table.select([n for n in HELD.names if n in names]).to_batches(max_chunksize=1000)
+        ],
+    )
+    with closing(HashedCopy(SCHEMA)) as hashed:
+        looks, (each,) = looks_at(copy, hashed, is_first=True), ranges_of([])
+        few = dict(itertools.islice(rows.items(), kept))
+        assert compared(looks, few, each, keeps_keys=True) == []
+        tracemalloc.start()
+        try:
+            assert surplus_of(looks, 10) == []
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 4 * count

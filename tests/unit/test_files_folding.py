@@ -70,8 +70,7 @@ def write(folder: Path, name: str, *changes: list[Change]) -> None:
 @pytest.fixture
 def folding(tmp_path: Path) -> Iterator[Folding]:
     (tmp_path / "copy").mkdir()
-    (tmp_path / "temporary").mkdir()
-    with FoldedState.opened(NOTES, "The copy", tmp_path / "temporary") as state:
+    with FoldedState.opened(NOTES, "The copy") as state:
         yield Folding(state, tmp_path / "copy", "parquet")
 
 

@@ -1,5 +1,7 @@
 """Rows are known again by two hashes of their keys, also if many keys have one first hash, and if the rows are on disk."""
 
+import contextlib
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +102,27 @@ def test_a_full_disk_is_told(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(SinkError, match="No space left on device") as error:
         fill()
     assert error.value.remedy == f"Check that there is space in {tmp_path.parent} (TMPDIR)."
+    assert error.value.table == SCHEMA.table
+
+
+def test_a_folder_is_made_when_it_is_needed_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_by_key, "MAX_ROWS", 20)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with contextlib.closing(RowsByKey(SCHEMA, SEED)) as rows:
+        rows.add(hashed(1, CHANGES[0]))
+        assert list(tmp_path.iterdir()) == []
+        monkeypatch.setattr(rows_by_key, "MAX_ROWS", 3)
+        for changes in CHANGES[1:]:
+            rows.add(hashed(1, changes))
+        rows.settle()
+        assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_by_key, "MAX_ROWS", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    rows = RowsByKey(SCHEMA, SEED)
+    with pytest.raises(SinkError, match=r"A temporary folder can't be made: No such file .* \(TMPDIR\)") as error:
+        rows.add(hashed(1, CHANGES[0]))
+    assert error.value.table == SCHEMA.table

@@ -38,9 +38,13 @@ class PostgresRows:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        """Closes the connection after an error: the server would wait for the other rows to be fetched."""
         try:
             yield
-        except psycopg2.Error as error:
+        except BaseException as error:
+            self.connection.close()
+            if not isinstance(error, psycopg2.Error):
+                raise
             raise SourceUnavailableError(f"{self.schema.table} could not be read: {error_text(error)}", "") from error
 
 
