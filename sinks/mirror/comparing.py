@@ -123,7 +123,7 @@ class MirrorComparison:
         texts = [name for name in self.schema.key if pa.types.is_string(keys.schema.field(name).type)]
         if not texts:
             return True
-        held = self.session.query(f"SELECT {', '.join(self.sql.text('s', name) for name in texts)} FROM {table} s")
+        held = self.session.query(f"SELECT {', '.join(self.sql.text_read('s', name) for name in texts)} FROM {table} s")
         return Counter(held) == Counter(zip(*(keys.column(name).to_pylist() for name in texts), strict=True))
 
     def forget_keys(self) -> None:

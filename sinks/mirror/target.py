@@ -257,6 +257,9 @@ class ComparingSql(Protocol):
     def text(self, alias: str, column: str) -> str:
         """Returns an expression: the column's value as text or bytes."""
 
+    def text_read(self, alias: str, column: str) -> str:
+        """Returns an expression: the text that a value has if the table is read as a source's is."""
+
 
 class Session(Protocol):
     """One connection to the target, with one transaction at a time.

@@ -280,6 +280,30 @@ def test_a_truth_that_the_copy_has_as_another_number_is_a_surplus_row(
     assert found_keys(compared(job)["flags"]) == {"surplus": {("key 8", "5")}}
 
 
+def test_keys_of_which_a_cast_gives_another_text_are_asked_for(
+    postgres18_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cast of an `inet` adds its netmask. Such a copy was compared by its server."""
+    source, target = postgres18_database, postgres_database
+    source.execute(
+        "CREATE TABLE hosts (host inet, kind varchar(9), n int, PRIMARY KEY (host, kind))",
+        "INSERT INTO hosts SELECT '10.0.0.0'::inet + i, 'x', i FROM generate_series(1, 100) i",
+    )
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("INSERT INTO copy_hosts VALUES ('10.0.0.7/24', 'x', 7), ('10.0.0.8', 'y', 8)")
+    stage, staged = MirrorComparison.stage, list[int]()
+
+    def counted(copy: MirrorComparison, batches: Iterable[pa.RecordBatch]) -> None:
+        rows = list(batches)
+        staged.append(sum(batch.num_rows for batch in rows))
+        stage(copy, rows)
+
+    monkeypatch.setattr(MirrorComparison, "stage", counted)
+    assert found_keys(compared(job)["hosts"]) == {"surplus": {("10.0.0.7/24", "x"), ("10.0.0.8/32", "y")}}
+    assert sum(staged) == 0
+
+
 class Toggler:
     """Changes many rows a second: flags go back and forth, a counter counts, rows come and go under the same keys, and others
     get new keys."""

@@ -87,5 +87,8 @@ class MySqlComparing:
             case _:
                 return f"CONCAT({name})"
 
+    def text_read(self, alias: str, column: str) -> str:
+        return f"CONCAT({alias}.{types.quoted(column)})"
+
     def _bytes(self, alias: str, column: str) -> str:
         return f"CAST({self.text(alias, column)} AS BINARY)"

@@ -87,6 +87,10 @@ class PostgresComparing:
     def text(self, alias: str, column: str) -> str:
         return f"{alias}.{types.quoted(column)}::text"
 
+    def text_read(self, alias: str, column: str) -> str:
+        """Calls the type's output function. A cast adds the netmask of an `inet`."""
+        return f"concat({alias}.{types.quoted(column)})"
+
 
 def _row(alias: str, columns: Sequence[str]) -> str:
     return f"ROW({', '.join(f'{alias}.{types.quoted(name)}' for name in columns)})::text"
