@@ -388,8 +388,9 @@ class MirrorSink:
 
     @contextlib.contextmanager
     def _comparison(self, schema: TableSchema, keys: Collection[Key] | None = None) -> Iterator[MirrorComparison]:
-        """Keeps one connection open inside the `with` block."""
-        with contextlib.closing(self.connect(self.reconnect)) as session:
+        """Keeps one connection open inside the `with` block. If it breaks, or the target refuses a statement, that is an error
+        of this table alone."""
+        with contextlib.closing(self.connect(self.reconnect)) as session, _concerning(schema.table):
             target = target_of(schema.table, self.template, session.home)
             existing = session.inspect(target)
             if existing is None:
@@ -433,6 +434,15 @@ def _about(table: TableId) -> Iterator[None]:
         raise
     except SinkBusyError as error:
         raise SinkError(error.message, error.remedy, table) from error
+
+
+@contextlib.contextmanager
+def _concerning(table: TableId) -> Iterator[None]:
+    """Lets an error be one of this table alone, and of the same kind."""
+    try:
+        yield
+    except (SinkError, SinkBusyError) as error:
+        raise error if error.table is not None else type(error)(error.message, error.remedy, table) from error
 
 
 def _replace_key(session: Session, target: TargetName, found: TargetTable, clauses: Sequence[str]) -> None:

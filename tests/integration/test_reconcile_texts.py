@@ -304,6 +304,35 @@ def test_keys_of_which_a_cast_gives_another_text_are_asked_for(
     assert sum(staged) == 0
 
 
+@pytest.mark.parametrize("trouble", ["the copy is dropped", "its session is ended"])
+@on_pairs(0, 2)
+def test_trouble_with_one_copy_keeps_no_other_from_being_compared(
+    source: Database, target: Database, trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_codes(source, 50)
+    source.execute("CREATE TABLE few (code VARCHAR(40) PRIMARY KEY)", "INSERT INTO few VALUES ('a'), ('b')")
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("DELETE FROM copy_codes WHERE n = 7", "DELETE FROM copy_few WHERE code = 'b'")
+    stage = MirrorComparison.stage
+
+    def troubled(copy: MirrorComparison, batches: Iterable[pa.RecordBatch]) -> None:
+        if copy.schema.table.name == "codes" and trouble == "the copy is dropped":
+            target.execute("DROP TABLE copy_codes")
+        elif copy.schema.table.name == "codes":
+            is_postgres = target.kind == "postgres"
+            ((number,),) = copy.session.query(f"SELECT {'pg_backend_pid' if is_postgres else 'connection_id'}()")
+            target.execute(f"SELECT pg_terminate_backend({number})" if is_postgres else f"KILL {number}")
+        stage(copy, batches)
+
+    monkeypatch.setattr(MirrorComparison, "stage", troubled)
+    results = compared(job)
+    assert found_keys(results["few"]) == {"missing": {("b",)}}
+    error = results["codes"].error
+    assert error is not None
+    assert error.exit_code == (5 if trouble == "the copy is dropped" else 7)
+
+
 class Toggler:
     """Changes many rows a second: flags go back and forth, a counter counts, rows come and go under the same keys, and others
     get new keys."""
