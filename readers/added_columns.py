@@ -29,7 +29,7 @@ def with_changed_columns(
     kept = [column for column in now.columns if column.name in before]
     wider = wider_columns(known, now)
     same_order = [name for name in before if any(column.name == name for column in kept)]
-    if now.key != known.key or now.oid != known.oid or [column.name for column in kept] != same_order:
+    if set(now.key) != set(known.key) or now.oid != known.oid or [column.name for column in kept] != same_order:
         return None
     if wider and any(column.generated and column.captured for column in now.present):
         return None

@@ -92,17 +92,17 @@ class TableSettings:
         self,
         table: TableId,
         columns: Mapping[str, int | None],
-        primary: Collection[str],
+        of_catalog: Collection[str],
         oid: int | None = None,
     ) -> tuple[frozenset[str], list[Finding]]:
         """Returns the columns that are not copied: those that the job file excludes, and new ones if they are ignored.
-        Refuses a table if it is not known which columns are new. `columns`: all that it has, with their numbers. `primary`:
-        its primary key, of which no column is ignored. `oid`: as in TableSchema."""
+        Refuses a table if it is not known which columns are new. `columns`: all that it has, with their numbers. `of_catalog`:
+        its key in the catalog, of which no column is ignored. `oid`: as in TableSchema."""
         excluded, copied = self.exclude_columns.get(table, frozenset[str]()), self.copied.get(table)
         if copied is None:
             return excluded, []
         copied = copied.in_table(oid)
-        key = {*primary, *self.keys.get(table, ())}
+        key = {*of_catalog, *self.keys.get(table, ())}
         new = [name for name in copied.new(columns) if name not in excluded and name not in key]
         lost = [name for name in copied.lost(columns) if copied.numbers[name] is None]
         unclear = [name for name in new if name not in copied.seen]

@@ -265,3 +265,25 @@ def test_a_copy_that_is_rightly_empty_gets_columns(
     run_epochs(job, notes=notes)
     assert told(notes) == ["altered", "altered"]
     assert rows_of(target, "copy_t", "id", "more0", "more1") == [(2, None, 2)]
+
+
+def test_a_key_whose_columns_are_named_in_another_order_is_the_same(
+    postgres18_database: Database, mysql_database: Database, tmp_path: Path
+) -> None:
+    source, target, notes = postgres18_database, mysql_database, Notes()
+    table = (
+        "CREATE TABLE t (id INT NOT NULL, part INT NOT NULL, name TEXT, UNIQUE (id, part), UNIQUE (part, id))",
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX t_id_part_key",
+        "INSERT INTO t VALUES (1, 5, 'a'), (2, 4, 'b'), (3, 3, 'c')",
+    )
+    job = copied(source, tmp_path, target, table)
+    source.execute(
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX t_part_id_key",
+        "ALTER TABLE t ADD COLUMN more INT",
+        "UPDATE t SET more = 1 WHERE id = 1",
+        "DELETE FROM t WHERE id = 2",
+    )
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["altered"]
+    columns = ("id", "part", "name", "more")
+    assert rows_of(target, "copy_t", *columns) == rows_of(source, "t", *columns)

@@ -93,6 +93,32 @@ def test_one_that_comes_while_the_rows_are_copied_is_ignored_too(
     assert rows_of(target, "copy_t", "id", "name") == rows_of(source, "t", "id", "name")
 
 
+def test_a_new_column_by_which_rows_are_identified_is_not_ignored(
+    postgres18_database: Database, mysql_database: Database, tmp_path: Path
+) -> None:
+    """There is no primary key: the key is that of the replica identity's index."""
+    source, target = postgres18_database, mysql_database
+    table = (
+        "CREATE TABLE t (id INT NOT NULL UNIQUE, name VARCHAR(20))",
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX t_id_key",
+        "INSERT INTO t VALUES (1, 'a'), (2, 'b')",
+    )
+    copied(source, tmp_path, target, table)
+    job = with_kinds(source, tmp_path, target, add_column="ignore")
+    source.execute(
+        "ALTER TABLE t ADD COLUMN code INT, ADD COLUMN more INT",
+        "UPDATE t SET code = id + 10",
+        "ALTER TABLE t ALTER COLUMN code SET NOT NULL, ADD UNIQUE (code)",
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX t_code_key",
+        "UPDATE t SET id = 3 WHERE code = 11",
+    )
+    run_epochs(job)
+    require_none_parked(load_job_file(job), state_of(job))
+    assert columns_of(target) == ["code", "id", "name"]
+    columns = ("code", "id", "name")
+    assert rows_of(target, "copy_t", *columns) == rows_of(source, "t", *columns)
+
+
 def test_an_ignored_column_hinders_no_later_change(
     any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:

@@ -203,6 +203,11 @@ def _nothing_found(glob: TableGlob, kinds: Mapping[TableId, str]) -> SourceNotUs
     )
 
 
+def key_in_catalog(facts: TableFacts, used_key: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the key as in `table_schema`, if the job file names none."""
+    return _key(facts, None, used_key)
+
+
 def _key(facts: TableFacts, key_override: Sequence[str] | None, used_key: Sequence[str]) -> tuple[str, ...]:
     primary = None if facts.primary_key is None else _columns(facts.primary_key)
     require_fitting_override(facts.table, [column.name for column in facts.columns], primary, key_override)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidemark.readers.postgres.connect import Connection
+from tidemark.readers.postgres.schema.catalog import key_in_catalog
 from tidemark.readers.postgres.schema.server_checks import (
     check_creation,
     check_money,
@@ -78,16 +79,16 @@ def preflight(
     above = published_above(connection, demands.publication, tables)
     unidentified = set[TableId]()
     for table, facts in tables.items():
-        primary = () if facts.primary_key is None else facts.primary_key.columns
         numbers = {column.name: column.number for column in facts.columns}
-        key = [name for name in primary if name is not None]
+        used_key = demands.tables.used_keys.get(table, ())
+        key = () if table in demands.tables.keys else key_in_catalog(facts, used_key)
         excluded, unclear = demands.tables.left_out(table, numbers, key, facts.oid)
         findings += unclear
         schema, problems = check_columns(
             facts,
             exclude_columns=excluded,
             key_override=demands.tables.keys.get(table),
-            used_key=demands.tables.used_keys.get(table, ()),
+            used_key=used_key,
             texts=demands.texts(table),
         )
         findings += [*check_rows(facts, tables), *problems]
