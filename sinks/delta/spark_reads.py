@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # most jobs need no fsspec
 PROBE_SECONDS = 60.0
 """The time in which each executor reads one small file, once there is one. With wrong settings, Hadoop may try for a quarter of
 an hour."""
+STATUS_MILLISECONDS = 30_000
+"""The time in which the driver notes how the tasks ended. With many events it is behind."""
 MAX_TASKS = 32
 """Executors that are asked. Each is one more scan in the plan of one query."""
 _LACKS_CLASSES = re.compile(
@@ -57,8 +59,8 @@ class SparkReads:
         content = pa.BufferOutputStream()
         pq.write_table(pa.table({"mark": [mark]}), content)
         store.create(name, content.getvalue())
-        count = _executor_count(session)
         try:
+            count = _executor_count(session)
             found = _in_time(session, lambda: _read(session, f"{spark_url(store)}/{name}", count))
         except (Py4JJavaError, PySparkException, TimeoutError) as error:
             return _explained(store, root_cause(error), _hadoop_version(session))
@@ -87,15 +89,20 @@ def _read(session: SparkSession, url: str, count: int) -> list[str]:
 
 
 def _failure(context: SparkContext) -> str | None:
-    """Returns the error of a task of this thread's job group, None if none has failed. A lost executor says nothing about the
-    bucket."""
+    """Returns the error of a task of this thread's job group, None if none is known to have failed. A lost executor says
+    nothing about the bucket, nor does a task that was killed because another attempt (spark.speculation) was first."""
     jvm = context._jsc.sc()
-    jvm.listenerBus().waitUntilEmpty()  # the status is kept by a listener
+    try:
+        jvm.listenerBus().waitUntilEmpty(STATUS_MILLISECONDS)  # the status is kept by a listener
+    except Py4JJavaError as error:  # a busy driver is no reason: all rows have been read
+        if error.java_exception.getClass().getName() != "java.util.concurrent.TimeoutException":
+            raise
     tracker, store = context.statusTracker(), jvm.statusStore()
     for job in map(tracker.getJobInfo, tracker.getJobIdsForGroup(context.getLocalProperty("spark.jobGroup.id"))):
         for stage in () if job is None else job.stageIds:
             tasks = store.taskList(stage, 0, 10 * MAX_TASKS)
-            errors = [found.get() for i in range(tasks.size()) if (found := tasks.apply(i).errorMessage()).isDefined()]
+            failed = [task for task in map(tasks.apply, range(tasks.size())) if task.status() == "FAILED"]
+            errors = [found.get() for task in failed if (found := task.errorMessage()).isDefined()]
             failure = next((error for error in errors if not error.startswith("ExecutorLostFailure")), None)
             if failure is not None:
                 return str(failure)

@@ -58,7 +58,7 @@ class S3Store:
             try:
                 return pa.py_buffer(self._files.cat_file(self._path(name)))
             except FileNotFoundError as error:
-                if _answer(error).get("Error", {}).get("Code") == "NoSuchBucket":
+                if _lacks_bucket(error):
                     raise
                 return None
 
@@ -183,7 +183,8 @@ def _what_failed(url: str, error: Exception) -> str:
 
     match error:
         case FileNotFoundError():
-            return f"The bucket of the checkpoint {url} does not exist there"
+            gone = "The bucket" if _lacks_bucket(error) else "A file"
+            return f"{gone} of the checkpoint {url} does not exist there"
         case PermissionError():
             return f"The account may not use the checkpoint {url}"
         case NoCredentialsError() | PartialCredentialsError():
@@ -198,6 +199,11 @@ def _status(error: OSError) -> int | None:
     """Returns the server's HTTP status."""
     status: int | None = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status
+
+
+def _lacks_bucket(error: FileNotFoundError) -> bool:
+    code: str | None = _answer(error).get("Error", {}).get("Code")
+    return code == "NoSuchBucket"
 
 
 def _answer(error: OSError) -> dict[str, Any]:

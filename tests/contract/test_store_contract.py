@@ -316,6 +316,16 @@ def test_an_error_of_the_reader_is_none_of_the_bucket() -> None:
                 pq.read_table(file)
 
 
+def test_a_file_that_is_deleted_while_it_is_read_is_no_missing_bucket() -> None:
+    with s3_server() as bucket:
+        store = S3Store(f"{bucket}/job")
+        store.create("file", bytes(1000))
+        with store.opened("file") as file:
+            store.delete("file")
+            with pytest.raises(CheckpointError, match="A file of the checkpoint"):
+                file.read(10)
+
+
 @pytest.mark.parametrize(
     "url", ["s3a://s3a://bucket/job", "s3a:///job", "s3://", "s3a://bucket//job", "s3://user@bucket/job"]
 )

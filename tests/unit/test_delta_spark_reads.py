@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from tests.support.s3 import s3_server
@@ -84,3 +85,51 @@ def test_the_innermost_cause_is_told(store: S3Store, monkeypatch: pytest.MonkeyP
         raise error
 
     assert "(c.D: no such account)" in asked(store, monkeypatch, read)[1][0]
+
+
+def test_an_error_while_it_waits_for_an_executor_is_told(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> int:
+        raise PySparkException("Job aborted: no executors")
+
+    monkeypatch.setattr(spark_reads, "_executor_count", fail)
+    told, reads, session = list[str](), SparkReads(), MagicMock()
+    session.sparkContext._jvm.org.apache.hadoop.util.VersionInfo.getVersion.return_value = "9.9.9"
+    assert not reads.bucket(lambda: session, store, told.append)
+    assert "(Job aborted: no executors)" in told[0]
+    assert store.list(f"for_spark/{reads.driver}") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "failure"),
+    [
+        ("SUCCESS", None, None),
+        ("KILLED", "TaskKilled (another attempt succeeded)", None),
+        ("FAILED", "ExecutorLostFailure (executor 1 exited)", None),
+        ("FAILED", "java.io.IOException: 403", "java.io.IOException: 403"),
+    ],
+)
+def test_only_a_task_that_has_failed_says_that_an_executor_can_not_read(
+    status: str, error: str | None, failure: str | None
+) -> None:
+    assert spark_reads._failure(context_with(status, error)) == failure
+
+
+def test_a_driver_that_is_behind_with_its_events_is_no_reason() -> None:
+    context = context_with("SUCCESS", None)
+    late = Py4JJavaError("The event queue is not empty", MagicMock(_target_id="o1"))
+    late.java_exception.getClass().getName.return_value = "java.util.concurrent.TimeoutException"
+    context._jsc.sc().listenerBus().waitUntilEmpty.side_effect = late
+    assert spark_reads._failure(context) is None
+
+
+def context_with(status: str, error: str | None) -> Any:
+    """A SparkContext with one job of one task."""
+    context = MagicMock()
+    task = SimpleNamespace(
+        status=lambda: status,
+        errorMessage=lambda: SimpleNamespace(isDefined=lambda: error is not None, get=lambda: error),
+    )
+    context.statusTracker().getJobIdsForGroup.return_value = [1]
+    context.statusTracker().getJobInfo.return_value = SimpleNamespace(stageIds=[1])
+    context._jsc.sc().statusStore().taskList.return_value = SimpleNamespace(size=lambda: 1, apply=lambda _: task)
+    return context
