@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- Spark's convention
+from pyspark.sql.types import StructType
 from pyspark.storagelevel import StorageLevel
 
 from tidemark.conf.tables import TableName
@@ -23,6 +24,7 @@ from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.delta.epoch_rows import EpochRows, EpochTable, RowsOfTasks, StagedRows
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.locations import (
+    EMPTIED,
     EpochCommit,
     Head,
     Lake,
@@ -128,7 +130,7 @@ class EpochWriter:
         keeps_rows = self.style == "changelog" or self.audit.keeps_deleted
         replaces = found.truncates and (table in self.emptied or not keeps_rows)
         settings = {
-            _APPLICATION: self._application(table),
+            _APPLICATION: _application(self.job, table),
             _VERSION: str(found.epoch),
             # Spark writes an instant of a partition as a local time, which two instants have when summer ends.
             "spark.sql.session.timeZone": "UTC",
@@ -159,9 +161,6 @@ class EpochWriter:
                     self._look_back(session, location, found, head)
                     return
 
-    def _application(self, table: TableId) -> str:
-        return f"tidemark/{self.job.uuid}/{table}"
-
     def _look_back(self, session: SparkSession, location: Location, found: EpochTable, before: Head) -> None:
         """Raises CopySetBackError if somebody has set the table back between the look at it, `before`, and the commit."""
         failpoint("delta.committed")
@@ -171,7 +170,7 @@ class EpochWriter:
             return
         if head.version == before.version + 1 and not head.may_lack_epochs:
             folder = self.lake.log_folder(location)
-            self.seen.commit(table, head.version, folder, self._application(table), found.epoch)
+            self.seen.commit(table, head.version, folder, _application(self.job, table), found.epoch)
         else:
             self.seen.forget(table)
             _require_not_set_back(session, location, table)
@@ -227,6 +226,31 @@ class EpochWriter:
         """Returns the table if another one's copy is there. Otherwise it is not one table's trouble."""
         others = {other for other, _ in self.schemas} - {table}
         return table if any(self.lake.holds(session, self.lake.location_of(other)) for other in others) else None
+
+
+def empty(
+    session: SparkSession, location: Location, table: TableId, columns: StructType, job: JobIdentity, before: Head
+) -> None:
+    """Removes a copy's rows and gives it `columns`, in one commit. Its properties, constraints, comments and partitions stay,
+    NOT NULL does not. Does nothing if a driver that saw the version of `before`, or a later one, has done it. Until an epoch
+    has replaced the whole table, it counts as set back."""
+    settings = {
+        _APPLICATION: f"{_application(job, table)}/emptied",
+        _VERSION: str(before.version),
+        _METADATA: EMPTIED,
+        "spark.sql.sources.partitionOverwriteMode": "static",
+    }
+    with spark_errors(location, table), session_settings(session, settings):
+        rows = session.createDataFrame([], columns)
+        if before.partitioned_by:  # the other way would take the partitions from the table
+            writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+            writer.partitionBy(*before.partitioned_by).saveAsTable(location.relation)
+        else:
+            rows.writeTo(location.relation).option("overwriteSchema", "true").overwrite(F.lit(True))
+
+
+def _application(job: JobIdentity, table: TableId) -> str:
+    return f"tidemark/{job.uuid}/{table}"
 
 
 def _require_not_set_back(session: SparkSession, location: Location, table: TableId) -> None:

@@ -87,6 +87,8 @@ class Lake(Protocol):
 
 _EPOCH_METADATA = re.compile(r"tidemark epoch (\d+)(?: after (\d+))?( whole)?")
 """The metadata of a commit that wrote an epoch."""
+EMPTIED = "emptied for other types"
+"""The metadata of a commit that emptied a copy, whose rows are read again then."""
 HISTORY_COMMITS = 100
 """The newest commits, which are looked at first. Usually an epoch is among them."""
 
@@ -359,14 +361,15 @@ def _newest_of(session: SparkSession, table: Any) -> tuple[int, Mapping[str, Any
 class LastEpoch:
     """The newest epoch that wrote to a table, and its version of the table. Both are 0 if no commit that Delta's log still has
     is an epoch's. `set_back`: RESTORE has taken epochs out of the table, or commits that the log no longer has, and no commit
-    since then is whole (`EpochCommit`). `is_repairable`: nothing was written after that, so that RESTORE can put them back.
-    `newest`: the table's newest version."""
+    since then is whole (`EpochCommit`). So has a commit that `emptied` the table. `is_repairable`: nothing was written after
+    that, so that RESTORE can put them back. `newest`: the table's newest version."""
 
     epoch: int
     version: int
     set_back: bool
     is_repairable: bool = True
     newest: int = 0
+    emptied: bool = False
 
 
 def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
@@ -414,7 +417,9 @@ def require_not_set_back(table: TableId, location: Location, last: LastEpoch) ->
     if not last.set_back:
         return
     text = (
-        f"{location} was set back by RESTORE, and its log no longer has the commits that RESTORE took out."
+        f"{location} was emptied after version {last.version}, which has epoch {last.epoch}, and its rows were not read since."
+        if last.emptied
+        else f"{location} was set back by RESTORE, and its log no longer has the commits that RESTORE took out."
         if not last.epoch
         else f"{location} was set back by RESTORE to a version before {last.version}, which has epoch {last.epoch}."
         if last.is_repairable
@@ -443,6 +448,7 @@ def _epoch_of(metadata: str | None) -> EpochCommit | None:
 def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch | None:
     """`commits`: the newest ones. `is_whole`: all that there are. None if they do not tell."""
     last: tuple[int, int] | None = None
+    emptied = False
     kept_until = commits[0]["version"] if commits else 0
     """The table has the given commits up to this version."""
     for commit in commits:
@@ -451,13 +457,15 @@ def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch 
         if of is not None:
             if not is_kept:
                 _, newest = last = last or (of.epoch, version)
-                return LastEpoch(*last, set_back=True, is_repairable=newest == version)
+                return LastEpoch(*last, set_back=True, is_repairable=newest == version, emptied=emptied)
             last = last or (of.epoch, version)
             if of.is_whole:
                 return LastEpoch(*last, set_back=False)
         elif is_kept and commit["operation"] == "RESTORE":
             target = commit["operationParameters"].get("version")
             kept_until = -1 if target is None else int(target)
+        elif is_kept and commit["userMetadata"] == EMPTIED:
+            kept_until, emptied = -1, True
     oldest = commits[-1]["version"] if commits else 0
     if last is not None and (is_whole or kept_until >= oldest):
         return LastEpoch(*last, set_back=False)

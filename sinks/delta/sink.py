@@ -20,7 +20,7 @@ from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.delta.comparing import Reading, comparable_table, keys_in_table
-from tidemark.sinks.delta.epoch import EpochWriter
+from tidemark.sinks.delta.epoch import EpochWriter, empty
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.local_log import read_log
 from tidemark.sinks.delta.locations import (
@@ -30,6 +30,7 @@ from tidemark.sinks.delta.locations import (
     LastEpoch,
     Location,
     files_set_back,
+    head_of,
     lake_of,
     last_epoch,
     quoted,
@@ -46,9 +47,11 @@ from tidemark.sinks.delta.tables import (
     PartitionBy,
     Style,
     add_columns,
+    allow_columns,
     claim_table,
     create_table,
     folded_name,
+    has_other_types,
     is_replaceable,
     key_findings,
     location_findings,
@@ -58,6 +61,7 @@ from tidemark.sinks.delta.tables import (
     schema_findings,
     table_findings,
     unknown_tables,
+    with_types_of,
 )
 from tidemark.sinks.fencing import published_lost, require_planned
 from tidemark.sinks.files.sink import table_folder_name
@@ -67,6 +71,7 @@ from tidemark.state.change_batch import PartEnd
 from tidemark.state.checkpoint.layout import COPIES_FOLDER, JOB_FILE, Checkpoint, copy_file, published_split_file
 from tidemark.state.checkpoint.store import CheckpointStore, LocalStore
 from tidemark.state.errors import CheckpointError, SinkError
+from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_order import INTEGERS
 from tidemark.state.plan import LogWork, SnapshotWork
@@ -198,46 +203,84 @@ class DeltaSink:
             for schema in schemas
             if schema.table in orders
             and set(orders[schema.table].values()) == {INTEGERS}
-            and self._is_replaceable(job, schema.table, tuple(orders[schema.table]))
+            and self._is_replaceable(job, schema, tuple(orders[schema.table]))
         )
 
-    def _is_replaceable(self, job: JobIdentity, table: TableId, columns: tuple[str, ...]) -> bool:
-        """A changelog has no rows to replace. A copy that RESTORE has set back must be replaced in one commit: only that tells
-        that it lacks no epoch any more."""
-        location = self.lake.location_of(table)
+    def _is_replaceable(self, job: JobIdentity, schema: TableSchema, columns: tuple[str, ...]) -> bool:
+        """A changelog has no rows to replace, and a copy whose columns get other types is emptied. A copy that RESTORE has set
+        back must be replaced in one commit: only that tells that it lacks no epoch any more."""
+        location = self.lake.location_of(schema.table)
         if self.style != "mirror" or self.lake.is_absent(location):
             return False
         found = self.lake.look(self._session(), location)
         if not isinstance(found, Found) or found.properties.get(JOB_UUID) != job.uuid:
             return False
-        if found.table_id != self._written_id(table) or not is_replaceable(found, columns):
+        if found.table_id != self._written_id(schema.table) or not is_replaceable(found, columns):
+            return False
+        if has_other_types(self.audit.extended(schema), found, self.style):
             return False
         last = last_epoch(self._session(), location)
         return last is None or not last.set_back
 
     def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
-        """Adds columns, and forgets Delta tables that were deleted, so that `prepare` creates them. Leaves other jobs' tables
-        alone."""
-        session = self._session()
+        """Adds columns, and forgets Delta tables that were deleted, so that `prepare` creates them. Empties a mirror whose
+        columns get other types. Leaves other jobs' tables alone."""
         for schema in schemas:
-            location = self.lake.location_of(schema.table)
-            found = self.lake.look(session, location)
-            if found is None:
-                self.checkpoint.delete(_id_file(schema.table))
-            elif isinstance(found, Found) and found.properties.get(JOB_UUID) == job.uuid:
-                raise_problems(list(self.audit.name_findings(schema, folded_name)))
-                extended = self.audit.extended(schema)
-                names = missing_columns(extended, found, self.style)
-                if names:
-                    with spark_errors(location, schema.table):
-                        for statement in add_columns(extended, location, found, self.style, names):
-                            session.sql(statement)
+            found = self._own(job, schema)
+            if found is not None and self._is_to_be_emptied(schema, found):
+                self._empty(job, schema)
+            elif found is not None:
+                self._add_missing(schema, found)
+
+    def _empty(self, job: JobIdentity, schema: TableSchema) -> None:
+        """Removes the copy's rows and gives its columns their types, in one commit. Does nothing if another driver has done it
+        since: then the copy may have rows again."""
+        location = self.lake.location_of(schema.table)
+        before = head_of(self._session(), location)
+        found = self._own(job, schema)
+        if found is None or not self._is_to_be_emptied(schema, found):
+            return
+        failpoint("delta.before_emptying")
+        columns = with_types_of(self.audit.extended(schema), found, self.style)
+        with self.sessions.borrowed(self._session()) as session:
+            with spark_errors(location, schema.table):
+                for statement in allow_columns(columns.fields, location, found):
+                    session.sql(statement)
+            empty(session, location, schema.table, columns, job, before)
+        failpoint("delta.emptied")
+
+    def _own(self, job: JobIdentity, schema: TableSchema) -> Found | None:
+        """Returns the job's own copy. None if there is none."""
+        found = self.lake.look(self._session(), self.lake.location_of(schema.table))
+        if found is None:
+            self.checkpoint.delete(_id_file(schema.table))
+        return found if isinstance(found, Found) and found.properties.get(JOB_UUID) == job.uuid else None
+
+    def _add_missing(self, schema: TableSchema, found: Found) -> None:
+        raise_problems(list(self.audit.name_findings(schema, folded_name)))
+        location, extended = self.lake.location_of(schema.table), self.audit.extended(schema)
+        names = missing_columns(extended, found, self.style)
+        if names:
+            with spark_errors(location, schema.table):
+                for statement in add_columns(extended, location, found, self.style, names):
+                    self._session().sql(statement)
+
+    def _is_to_be_emptied(self, schema: TableSchema, found: Found) -> bool:
+        """True for a copy whose columns have other types than the source's, and whose rows are read again. A changelog, and a
+        copy that keeps deleted rows, can't lose rows."""
+        if self.style != "mirror" or self.audit.keeps_deleted or found.table_id != self._written_id(schema.table):
+            return False
+        if list(schema_findings(schema, self.style, self.partition_by, self.audit)):
+            return False
+        return has_other_types(self.audit.extended(schema), found, self.style)
 
     def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
         session, location = self._session(), self.lake.location_of(schema.table)
-        self.adapt(job, [schema])
-        found = self.lake.look(session, location)
-        if not isinstance(found, Found) or found.properties.get(JOB_UUID) != job.uuid:
+        found = self._own(job, schema)
+        if found is not None:
+            self._add_missing(schema, found)
+            found = self._own(job, schema)
+        if found is None:
             raise SinkError(f"{location} is not this job's copy of {schema.table} any more.", START_OVER_NOW)
         raise_problems(list(self._table_findings(schema, location, found)))
         is_set = " OR ".join(f"{quoted(name)} IS NOT NULL" for name in names)

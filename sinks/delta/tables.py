@@ -3,10 +3,10 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import AuditColumns
@@ -214,12 +214,50 @@ def missing_columns(schema: TableSchema, found: Found, style: Style) -> tuple[st
     return tuple(name for name in columns_of(schema, style).names if name.lower() not in existing)
 
 
+def has_other_types(schema: TableSchema, found: Found, style: Style) -> bool:
+    """True if the Delta table has a column of `schema`, which is that of the copy, with another type."""
+    existing, wanted = _by_name(found), columns_of(schema, style).fields
+    return any(_kind(existing.get(field.name.lower(), field)) != _kind(field) for field in wanted)
+
+
+def with_types_of(schema: TableSchema, found: Found, style: Style) -> StructType:
+    """Returns the Delta table's columns with the types of `schema`, and those that it lacks."""
+    wanted = {field.name.lower(): field for field in columns_of(schema, style).fields}
+    existing = _by_name(found)
+    held = [
+        StructField(field.name, wanted[name].dataType, metadata=_comment(field))
+        if name in wanted and _kind(field) != _kind(wanted[name])
+        else field
+        for name, field in existing.items()
+    ]
+    return StructType([*held, *(field for name, field in wanted.items() if name not in existing)])
+
+
+def _comment(field: StructField) -> dict[str, Any]:
+    return {name: text for name, text in field.metadata.items() if name == "comment"}
+
+
+def _by_name(found: Found) -> dict[str, StructField]:
+    return {field.name.lower(): field for field in found.columns.fields}
+
+
+def _kind(field: StructField) -> str:
+    return str(field.metadata.get(_SIZED_TEXT, field.dataType.simpleString()))
+
+
 def add_columns(
     schema: TableSchema, location: Location, found: Found, style: Style, names: Collection[str]
 ) -> Iterator[str]:
-    """Yields the statements that give the table these columns. First it gets the table features that Delta turns on by itself
-    only where a table is created: column mapping for such names, and times without a zone."""
+    """Yields the statements that give the table these columns, and before that the features that they need."""
     fields = [field for field in columns_of(schema, style).fields if field.name in names]
+    yield from allow_columns(fields, location, found)
+    columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in fields)
+    yield f"ALTER TABLE {location.relation} ADD COLUMNS ({columns})"
+
+
+def allow_columns(fields: Collection[StructField], location: Location, found: Found) -> Iterator[str]:
+    """Yields the statement that gives the table the features which Delta turns on by itself only where a table is created:
+    column mapping for such names, and times without a zone. None if it needs none."""
     features = dict[str, str]()
     if found.properties.get(_MAPPING, "none") == "none" and any(_NEEDS_MAPPING.search(field.name) for field in fields):
         features[_MAPPING] = "name"
@@ -227,8 +265,6 @@ def add_columns(
         features["delta.feature.timestampNtz"] = "supported"
     if features:
         yield f"ALTER TABLE {location.relation} SET TBLPROPERTIES ({_listed(features)})"
-    columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in fields)
-    yield f"ALTER TABLE {location.relation} ADD COLUMNS ({columns})"
 
 
 def table_findings(
@@ -236,14 +272,14 @@ def table_findings(
 ) -> Iterator[Finding]:
     """Yields why a table that this job may use can't store the rows unchanged. `schema`: of the copy."""
     remedy = f"Delete that table and let the job create it, or change {location.setting}."
-    existing = {field.name.lower(): field for field in found.columns.fields}
+    existing = _by_name(found)
     never_null = {column.name for column in schema.captured if not column.nullable} if style == "mirror" else set[str]()
     for field in columns_of(schema, style).fields:
         held = existing.get(field.name.lower())
         if held is None:
             yield Finding(schema.table, f"{location} has no column {field.name}.", remedy)
             continue
-        kind = held.metadata.get(_SIZED_TEXT, held.dataType.simpleString())
+        kind = _kind(held)
         if kind != field.dataType.simpleString():
             text = f"{location} has {field.name} as {kind}, not as {field.dataType.simpleString()}."
             yield Finding(schema.table, text, remedy)

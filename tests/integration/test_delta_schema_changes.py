@@ -1,6 +1,7 @@
 """Tables that are altered while a job copies them into Delta: their copies get the columns, or are read again. So are all
 tables after the source has lost its log, and one that RESTORE has set back."""
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.epochs import Notes, run_epochs
+from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.lost_logs import lose_log
 from tests.support.servers import Database
@@ -17,9 +18,11 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.spark.sessions import SparkSessions
+from tidemark.sinks.delta import sink as delta_sink
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import SinkError
+from tidemark.state.errors import SinkError, TablesParkedError
+from tidemark.state.failpoints import FailpointError
 
 pytestmark = pytest.mark.integration
 
@@ -80,6 +83,186 @@ def test_mirrors_get_new_columns(read: Callable[..., list[Any]], mysql_database:
     run_epochs(job)
     for table, (_, columns, _) in CHANGES.items():
         assert read(database, *columns, table=table) == rows_of(database, table, columns)
+
+
+TYPES = {
+    "wider": "MODIFY n BIGINT",
+    "of_key": "MODIFY id BIGINT UNSIGNED",
+    "digits": "MODIFY d DECIMAL(30, 6), ADD COLUMN more INT DEFAULT 5",
+    "texts": "MODIFY n VARCHAR(30)",
+    "numbers": "MODIFY name INT",
+    "and_dropped": "DROP COLUMN name, MODIFY n SMALLINT",
+    "times": "DROP COLUMN name, ADD COLUMN name DATETIME DEFAULT '2026-02-03 04:05:06', ADD COLUMN `b c` INT",
+}
+"""By table: the change of its types. Those of `times` need features that Delta does not turn on by itself."""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"path": "./lake"},
+        pytest.param({"catalog": "spark_catalog", "table": "{schema}.{table}"}, marks=pytest.mark.every_server),
+    ],
+    ids=["folder", "catalog"],
+)
+def test_mirrors_get_other_types(
+    delta_session: SparkSession,
+    mysql_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
+    database, notes = mysql_database, Notes()
+    for table in TYPES:
+        columns = "id INT PRIMARY KEY, n INT, d DECIMAL(20, 4), p INT NOT NULL, name VARCHAR(20)"
+        database.execute(
+            f"CREATE TABLE {table} ({columns})", f"INSERT INTO {table} VALUES (1, 1, 1.5, 3, '7'), (2, NULL, 2, 4, '8')"
+        )
+    partition_by = {f"{database.schema}.{table}": ["p"] for table in ("wider", "texts")}
+    sink = {"type": "delta", "style": "mirror", "on_schema_change": "evolve", "partition_by": partition_by, **settings}
+    job = write_job(tmp_path, source=source_of(database, on_table_error="park"), sink=sink)
+    run_epochs(job)
+    for table, change in TYPES.items():
+        database.execute(
+            f"DELETE FROM {table} WHERE id = 1",
+            f"ALTER TABLE {table} {change}",
+            f"INSERT INTO {table} (id, n, p) VALUES (4, 9, 3)",
+        )
+
+    def relation(table: str) -> str:
+        name = f"{database.schema}.{table}"
+        return f"delta.`{tmp_path}/lake/{name}`" if "path" in settings else f"spark_catalog.{name}"
+
+    def facts(table: str) -> Any:
+        detail = delta_session.sql(f"DESCRIBE DETAIL {relation(table)}").collect()[0]
+        comments = {field.name: field.metadata.get("comment") for field in delta_session.table(relation(table)).schema}
+        return detail["id"], detail["properties"], detail["partitionColumns"], comments
+
+    def assert_equal() -> None:
+        for table in TYPES:
+            columns = [f"`{column}`" for column, *_ in database.query(f"SHOW COLUMNS FROM {table}")]
+            held = sorted(map(tuple, delta_session.table(relation(table)).select(*columns).collect()))
+            assert held == database.query(f"SELECT {', '.join(columns)} FROM {table} ORDER BY id"), table
+
+    for statement in (
+        "SET TBLPROPERTIES (mine = 'kept')",
+        "ALTER COLUMN n COMMENT 'a number'",
+        "ALTER COLUMN p COMMENT 'a part'",
+        "ADD CONSTRAINT above CHECK (p > 0)",
+    ):
+        delta_session.sql(f"ALTER TABLE {relation('wider')} {statement}")
+    before = facts("wider")
+    run_epochs(job, notes=notes)
+    assert "parked" not in {event for event, _ in notes.found}
+    assert_equal()
+    assert facts("wider") == before
+    for table in TYPES:
+        database.execute(
+            f"UPDATE {table} SET d = d + 1",
+            f"INSERT INTO {table} (id, p) VALUES (5, 6)",
+            f"DELETE FROM {table} WHERE id = 2",
+        )
+    run_epochs(job)
+    assert_equal()
+
+
+@pytest.mark.every_server
+@pytest.mark.timeout(900)
+def test_a_run_dies_while_a_copy_gets_other_types(
+    read: Callable[..., list[Any]], mysql_database: Database, tmp_path: Path
+) -> None:
+    database, number = mysql_database, 2
+    job = mirror_of_numbers(database, tmp_path)
+    database.execute("ALTER TABLE t MODIFY v BIGINT")
+    for point in (
+        "delta.before_emptying",
+        "delta.emptied",
+        "tables.before_joined",
+        "tables.after_joined",
+        "planner.after_plan",
+        "sink.before_commit",
+        "sink.after_commit",
+        "driver.epoch_written",
+    ):
+        die_at(job, point)
+        number += 1
+        database.execute(f"INSERT INTO t VALUES ({number}, 5000000000)", "UPDATE t SET v = v + 1 WHERE id = 1")
+    run_epochs(job)
+    assert read(database, "id", "v") == rows_of(database, "t", ("id", "v"))
+    assert len(read(database, "id")) == number
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("back", [False, True], ids=["same_types", "types_are_back"])
+def test_a_frozen_driver_empties_no_copy_for_good(
+    read: Callable[..., list[Any]],
+    mysql_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    back: bool,
+) -> None:
+    """Another driver has given the copy its types and rows meanwhile: then nothing is emptied. If the source's types were back,
+    so that the other driver did not empty it, the next run notices the emptied copy, and reads the rows again."""
+    database, frozen = mysql_database, list[tuple[Any, ...]]()
+
+    def freeze(*call: Any) -> None:
+        frozen.append(call)
+        raise FailpointError("frozen")
+
+    job = mirror_of_numbers(database, tmp_path)
+    database.execute("ALTER TABLE t MODIFY v BIGINT", "INSERT INTO t VALUES (3, 3)")
+    with monkeypatch.context() as patch:
+        patch.setattr(delta_sink, "empty", freeze)
+        with pytest.raises(FailpointError):
+            run_epochs(job)
+    if back:
+        database.execute("ALTER TABLE t MODIFY v INT")
+    run_epochs(job)
+    assert read(database, "id", "v") == rows_of(database, "t", ("id", "v"))
+    delta_sink.empty(*frozen[0])
+    assert read(database, "id") == ([] if back else [(1,), (2,), (3,)])
+    database.execute("INSERT INTO t VALUES (4, 4)", "UPDATE t SET v = 9 WHERE id = 1")
+    run_epochs(job, notes=(notes := Notes()))
+    assert ("joined" in {event for event, _ in notes.found}) == back
+    assert read(database, "id", "v") == rows_of(database, "t", ("id", "v"))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"style": "changelog"},
+        pytest.param({"audit_columns": {"deleted": "_deleted"}}, marks=pytest.mark.every_server),
+    ],
+    ids=["changelog", "deleted_rows"],
+)
+def test_a_copy_with_a_history_keeps_its_types_until_it_is_deleted(
+    read: Callable[..., list[Any]], mysql_database: Database, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Emptied, it would lose what can't be read again. Its table is parked, and comes back as the message says."""
+    database = mysql_database
+    job = mirror_of_numbers(database, tmp_path, **settings)
+    database.execute("DELETE FROM t WHERE id = 2", "ALTER TABLE t MODIFY v VARCHAR(9)", "INSERT INTO t VALUES (3, 'x')")
+    with pytest.raises(TablesParkedError, match="has v as int, not as string") as parked:
+        run_epochs(job)
+    assert read(database, "id")[:1] == [(1,)]
+    assert "Delete that table and let the job create it" in str(parked.value)
+    shutil.rmtree(tmp_path / "lake" / f"{database.schema}.t")
+    run_epochs(job)
+    held = [row for row in read(database, "id", "v") if row[0] is not None]  # without a changelog's `truncate`
+    assert held == rows_of(database, "t", ("id", "v"))
+
+
+def mirror_of_numbers(database: Database, folder: Path, **settings: Any) -> Path:
+    """Returns a job that has copied a table of two rows."""
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, NULL)")
+    sink = {"type": "delta", "path": "./lake", "style": "mirror", "on_schema_change": "evolve"}
+    job = write_job(folder, source=source_of(database, on_table_error="park"), sink=sink | settings)
+    run_epochs(job)
+    return job
 
 
 @pytest.mark.every_server
