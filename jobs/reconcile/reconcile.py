@@ -71,7 +71,7 @@ def _results(
     outputs = {schema.table: schema for schema in state.outputs if schema.table in wanted}
     identity = JobIdentity(state.job_uuid, state.job_name)
     findings = sink.check(state.outputs, identity, checkpoint.written_tables(state))
-    raise_problems([finding for finding in findings if finding.table is None or finding.table in wanted])
+    raise_problems([finding for finding in findings if finding.table is None])
     with find_source(to_be_found(job, state), state) as found:
         found.require_same_log(state, ())
         raise_refusals(finding for finding in found.findings if finding.table is None or finding.table in wanted)
@@ -93,6 +93,7 @@ def _results(
     for schema in state.schemas:
         if schema.table in wanted:
             try:
+                raise_problems([finding for finding in findings if finding.table == schema.table], wanted)
                 _require_rows(schema, columns)
                 _require_same_columns(schema, now.get(schema.table))
                 of_table = outputs[schema.table], columns[schema.table], watch(schema.table)

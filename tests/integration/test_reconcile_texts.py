@@ -19,6 +19,7 @@ from tests.support.room import files_of_at_most
 from tests.support.servers import Database
 from tidemark.conf.endpoint import parse_endpoint
 from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.reconcile import hashed_copy, table_comparison
 from tidemark.jobs.reconcile.range_looks import TableLook
@@ -331,6 +332,28 @@ def test_trouble_with_one_copy_keeps_no_other_from_being_compared(
     error = results["codes"].error
     assert error is not None
     assert error.exit_code == (5 if trouble == "the copy is dropped" else 7)
+
+
+@on_pairs(0, 2)
+def test_a_copy_that_does_not_fit_keeps_no_other_from_being_compared(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    for name in ("codes", "gone", "few"):
+        source.execute(
+            f"CREATE TABLE {name} (code VARCHAR(40) PRIMARY KEY, n INT)", f"INSERT INTO {name} VALUES ('a', 1)"
+        )
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("ALTER TABLE copy_codes DROP COLUMN n", "DROP TABLE copy_gone", "UPDATE copy_few SET n = 2")
+    results = compared(job)
+    assert found_keys(results["few"]) == {"different": {("a",)}}
+    assert str(results["codes"].skipped).endswith("copy_codes: column n is missing")
+    assert str(results["gone"].skipped).endswith("copy_gone, which this job wrote, is gone")
+    with pytest.raises(SinkError, match="copy_gone, which this job wrote, is gone"):
+        compared(job, TableName(source.schema, "gone"))
+    target.execute("UPDATE copy_few SET n = 1")
+    with pytest.raises(SinkError, match="column n is missing"):
+        reconcile(load_job_file(job), (), as_json=False, repair=False, patience_seconds=0)
 
 
 class Toggler:
