@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,11 +16,11 @@ from tidemark.jobs.commands.drawing import console, table_of
 from tidemark.jobs.commands.signal import read_keys_again, resnapshot
 from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.reconcile import EXAMPLES
-from tidemark.jobs.reconcile.range_looks import MAX_SURPLUS, RangeLook, TableLook
-from tidemark.jobs.reconcile.ranges import Range
+from tidemark.jobs.reconcile.range_looks import MAX_SURPLUS, TableLook
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
-from tidemark.jobs.reconcile.table_comparison import MAX_DIFFERENCES, LooksInTasks, TableResult, Watcher
+from tidemark.jobs.reconcile.table_comparison import MAX_DIFFERENCES, TableResult, Watcher
+from tidemark.jobs.reconcile.tasks import Item, Result, RunsTasks
 from tidemark.jobs.recovered_state import required_state
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.tables.parking import require_none_parked
@@ -54,7 +54,7 @@ def reconcile(
                     examples=examples,
                     patience_seconds=patience_seconds,
                     repair=repair,
-                    tasks=_looks_in_tasks(job, sessions),
+                    tasks=_runs_tasks(job, sessions),
                 )
             )
     finally:
@@ -79,15 +79,19 @@ def reconcile(
         require_none_parked(job, required_state(checkpoint, job))
 
 
-def _looks_in_tasks(job: JobFile, sessions: SparkSessions) -> LooksInTasks | None:
+def _runs_tasks(job: JobFile, sessions: SparkSessions) -> RunsTasks | None:
     """None if Spark runs only one task at a time."""
     if job.snapshot.parallelism == 1 or job.spark.master in {"local", "local[1]"}:
         return None
 
-    def looks(look: TableLook, tasks: Sequence[Sequence[Range]]) -> list[RangeLook]:
-        return sessions.run(tasks, look, look.job_uuid, f"tidemark {job.job}: reconcile {look.schema.table}")
+    def run(
+        look: TableLook,
+        function: Callable[[Iterable[Sequence[Item]]], Iterable[Result]],
+        tasks: Sequence[Sequence[Item]],
+    ) -> list[Result]:
+        return sessions.run(tasks, function, look.job_uuid, f"tidemark {job.job}: reconcile {look.schema.table}")
 
-    return looks
+    return run
 
 
 def _raise_unless_equal(results: Sequence[TableResult], *, repair: bool) -> None:

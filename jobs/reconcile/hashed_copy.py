@@ -23,10 +23,9 @@ import pyarrow as pa
 
 from tidemark.conf.sink import Sink
 from tidemark.conf.tables import TableName
+from tidemark.jobs.reconcile.copy_hashing import CopyHashing, Flags, Keys, among, in_order
 from tidemark.jobs.reconcile.copy_reading import CopyReading
-from tidemark.jobs.reconcile.same_rows import as_held
 from tidemark.sinks.comparing import ComparesTable, Pair
-from tidemark.sinks.folded.hashed_rows import HashedRows, key_hashes, together
 from tidemark.sinks.folded.rows_by_key import RowsByKey, SeenKeys, places_of
 from tidemark.state.errors import SinkError, SinkUnavailableError, TidemarkError
 from tidemark.state.table import TableSchema
@@ -37,31 +36,36 @@ MAX_NOTED = 10_000
 """If more rows of a range may differ, all of its rows are given to the server again."""
 MAX_NOTED_OF_ALL = 4 << 20
 """If more rows of all ranges may differ, so are those of further ranges. 64 MiB hold their hashes."""
-Flags = npt.NDArray[np.bool_]
-Keys = tuple[npt.NDArray[np.uint64], ...]
 
 
 @dataclass(slots=True)
 class HashedCopy:
-    """The copy of one table, for as long as it is compared. `output`: the table as it is there. `is_useful`: None until rows
-    were compared; False if the server is to compare all rows."""
+    """The copy of one table, for as long as it is compared. `output`: the table as it is there. `least_rows`: so many are
+    compared before it is decided whether this is of use; the server compares them, too. `is_useful`: None until then; False if
+    the server is to compare all rows."""
 
     output: TableSchema
+    least_rows: int = 1
     is_useful: bool | None = field(default=None, init=False)
-    _seed: int = field(default_factory=lambda: secrets.randbits(64), init=False)
-    _held: pa.Schema = field(default_factory=lambda: pa.schema([]), init=False)
-    """The columns of `output` as the copy's table has them."""
+    hashing: CopyHashing = field(init=False)
+    """Set when the copy was read."""
     _seen: SeenKeys | None = field(default=None, init=False)
+    _compared: int = field(default=0, init=False)
+    _others: int = field(default=0, init=False)
+    """How many rows may differ of those that were compared before it was decided."""
     _noted: dict[int, Keys | None] = field(default_factory=dict, init=False)
     """The keys of rows that may differ, by their range. None: any of it."""
     _surplus: list[pa.RecordBatch] = field(default_factory=list, init=False)
     """Keys of the copy, some of which only the copy has."""
 
+    def __post_init__(self) -> None:
+        self.hashing = CopyHashing(pa.schema([]), self.output.key, secrets.randbits(64))
+
     def begin(self) -> None:
         """Forgets the copy, before all ranges are looked at."""
-        if self.is_useful:
+        if self.is_useful is not False:
             self.close()
-            self.is_useful = None
+            self._compared, self._others, self.is_useful = 0, 0, None
 
     def close(self) -> None:
         """Forgets the copy, and frees its space on disk."""
@@ -78,21 +82,31 @@ class HashedCopy:
             return np.zeros(0, np.bool_)
         if self._seen is None and reading is not None:
             self._seen = self._read(reading)
-        hashed = None if self._seen is None else self._hashed(expected)
-        if self._seen is None or hashed is None:
+        hashed = None if self._seen is None else self.hashing.hashed(expected)
+        if hashed is None:
             if not self.is_useful:
                 self._give_up()
             return None
-        base = self._seen.rows.base
-        places = places_of(hashed.keys, base.keys)
-        found = np.flatnonzero(places >= 0)
-        same = np.zeros(len(hashed), np.bool_)
-        same[found] = base.hashes[0][places[found]] == hashed.hashes[0][found]
+        others = self.others_of(hashed.keys, hashed.hashes[0])
         if self.is_useful is None:
-            self.is_useful = bool(2 * np.count_nonzero(same) >= len(same))
+            self._compared += len(others)
+            self._others += np.count_nonzero(others)
+            if self._compared < self.least_rows:
+                return None
+            self.is_useful = 2 * self._others <= self._compared
         if not self.is_useful:
             self._give_up()
             return None
+        return others
+
+    def others_of(self, keys: Keys, hashes: npt.NDArray[np.uint64]) -> Flags:
+        """Returns which of the expected rows may differ in the copy, by hashes of their keys and values. The copy was read."""
+        assert self._seen is not None, "it was not read"
+        base = self._seen.rows.base
+        places = places_of(keys, base.keys)
+        found = np.flatnonzero(places >= 0)
+        same = np.zeros(len(places), np.bool_)
+        same[found] = base.hashes[0][places[found]] == hashes[found]
         self._seen.marks[places[same]] = True
         return ~same
 
@@ -101,8 +115,8 @@ class HashedCopy:
         if pairs and self._seen is not None:
             noted = sum(len(keys[0]) for keys in self._noted.values() if keys)
             is_much = rows.num_rows > MAX_NOTED or noted + rows.num_rows > MAX_NOTED_OF_ALL
-            hashed = None if is_much else self._hashed(rows)
-            self._noted[number] = None if hashed is None else _in_order(hashed.keys)
+            hashed = None if is_much else self.hashing.hashed(rows)
+            self._noted[number] = None if hashed is None else in_order(hashed.keys)
 
     def forget_noted(self) -> None:
         """Forgets what was noted of ranges: all that may differ there is judged."""
@@ -111,16 +125,24 @@ class HashedCopy:
     def noted(self, number: int, expected: pa.Table, *, with_surplus: bool) -> Flags | None:
         """Returns which of a range's rows to look at again. None: all. `with_surplus`: also those whose keys only the copy had,
         and those whose keys it did not have."""
-        keys = self._noted.get(number, ())
-        hashed = None if self._seen is None or keys is None else self._hashed(expected)
-        if self._seen is None or keys is None or hashed is None:
+        hashed = None if self.noted_keys(number) is None else self.hashing.hashed(expected)
+        return None if hashed is None else self.noted_of(number, hashed.keys, with_surplus=with_surplus)
+
+    def noted_of(self, number: int, hashes: Keys, *, with_surplus: bool) -> Flags | None:
+        """Returns the same by hashes of the rows' keys."""
+        keys = self.noted_keys(number)
+        if self._seen is None or keys is None:
             return None
-        wanted = _among(hashed.keys, keys) if keys else np.zeros(len(hashed), np.bool_)
+        wanted = among(hashes, keys) if keys else np.zeros(len(hashes[0]), np.bool_)
         if with_surplus:
-            wanted |= places_of(hashed.keys, self._seen.rows.base.keys) < 0
+            wanted |= places_of(hashes, self._seen.rows.base.keys) < 0
             for rows in self._surplus:
-                wanted |= _among(hashed.keys, _in_order(self.keys_of(rows)))
+                wanted |= among(hashes, in_order(self.hashing.keys_of(rows)))
         return wanted
+
+    def noted_keys(self, number: int) -> Keys | None:
+        """Returns hashes of the keys of a range's rows that may differ, in their order; () for none. None: any may."""
+        return self._noted.get(number, ()) if self.is_useful else None
 
     def surplus(self, reading: CopyReading, limit: int) -> list[Pair] | None:
         """Returns rows that only the copy has, at most `limit`, after all ranges were looked at. None if that can't be told:
@@ -136,7 +158,7 @@ class HashedCopy:
         """True if the sink writes each key of the source that the copy can hold unchanged."""
         table = TableName(self.output.table.database, self.output.table.name)
         policies, expected = sink.on_bad_value_in.get(table, {}), self.output.arrow_schema()
-        kinds = {name: self._held.field(name).type for name in self.output.key}
+        kinds = {name: self.hashing.held.field(name).type for name in self.output.key}
         return all(
             expected.field(name).type == kind
             and not pa.types.is_timestamp(kind)  # it may lose digits
@@ -152,14 +174,10 @@ class HashedCopy:
             asking.ask(keys)
         return self._told(asking)
 
-    def keys_of(self, rows: pa.RecordBatch) -> Keys:
-        """Returns hashes of the keys of rows, which are as the copy has them."""
-        return key_hashes([rows.column(name) for name in self.output.key], self._seed)
-
     def unmarked(self, keys: pa.RecordBatch) -> Flags:
         """Returns which of these keys of the copy have rows without a mark."""
         assert self._seen is not None, "it is of no use"
-        places = places_of(self.keys_of(keys), self._seen.rows.base.keys)
+        places = places_of(self.hashing.keys_of(keys), self._seen.rows.base.keys)
         return (places >= 0) & ~self._seen.marks[places]
 
     def _told(self, asking: "_Asking") -> list[Pair] | None:
@@ -177,14 +195,14 @@ class HashedCopy:
     def _read(self, reading: CopyReading) -> SeenKeys | None:
         """Returns the copy's rows. None if they can't be compared here."""
         names, held = list(reading.names), reading.rows.schema.arrow_schema()
-        self._held = pa.schema([held.field(name) for name in names])
+        self.hashing = replace(self.hashing, held=pa.schema([held.field(name) for name in names]))
         columns = tuple(replace(column, toastable=False) for column in self.output.columns)
-        rows, count = RowsByKey(replace(self.output, columns=columns), self._seed), 0
+        rows, count = RowsByKey(replace(self.output, columns=columns), self.hashing.seed), 0
 
         def take(batch: pa.RecordBatch) -> None:
             nonlocal count
             count += batch.num_rows
-            rows.add_rows(HashedRows.of_values(batch.select(names), self.output.key, self._seed))
+            rows.add_rows(self.hashing.of_copy(batch.select(names)))
 
         with ExitStack() as stack:
             stack.callback(rows.close)
@@ -195,14 +213,6 @@ class HashedCopy:
                 return None
             stack.pop_all()
         return SeenKeys(rows)
-
-    def _hashed(self, expected: pa.Table) -> HashedRows | None:
-        """Returns rows, in their order. None if they can't be compared here."""
-        rows = as_held(expected.select(self._held.names), self._held)
-        if rows is None:
-            return None
-        batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], self._held)]
-        return together([HashedRows.of_values(batch, self.output.key, self._seed) for batch in batches])
 
 
 @dataclass(slots=True)
@@ -257,13 +267,3 @@ def _passed_on(reading: CopyReading, names: Sequence[str], take: Callable[[pa.Re
     except TidemarkError:  # if it matters, the server meets it again
         return False
     return True
-
-
-def _among(keys: Keys, others: Keys) -> Flags:
-    """Returns which of the keys are among the others, which are in their order."""
-    return places_of(keys, others) >= 0
-
-
-def _in_order(keys: Keys) -> Keys:
-    order = np.lexsort(keys[::-1])
-    return tuple(column[order] for column in keys)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,20 +60,26 @@ class TableLook:
 
     def __call__(self, tasks: Iterable[Sequence[Range]]) -> Iterator[RangeLook]:
         """Yields the looks at the first ranges of each task. Raises TidemarkError without secrets in its text."""
+        with (
+            self.in_task() as reader,
+            self.sink.comparable(self.output) as comparisons,
+            self.opened(reader, comparisons) as looks,
+        ):
+            for ranges in tasks:
+                pairs = 0
+                for each in ranges:
+                    look = looks.at(each)
+                    yield look
+                    pairs += len(look.pairs)
+                    if pairs > MAX_PAIRS_OF_A_TASK:
+                        break
+
+    @contextmanager
+    def in_task(self) -> Iterator[SplitReading]:
+        """Opens the source in a task. Raises a TidemarkError of the `with` block without secrets in its text."""
         try:
-            with (
-                self.server.split_reading([self.schema], self.job_uuid) as reader,
-                self.sink.comparable(self.output) as comparisons,
-                self.opened(reader, comparisons) as looks,
-            ):
-                for ranges in tasks:
-                    pairs = 0
-                    for each in ranges:
-                        look = looks.at(each)
-                        yield look
-                        pairs += len(look.pairs)
-                        if pairs > MAX_PAIRS_OF_A_TASK:
-                            break
+            with self.server.split_reading([self.schema], self.job_uuid) as reader:
+                yield reader
         except BaseException as error:
             redact_exception(error)
             raise
@@ -163,16 +169,21 @@ class RangeLooks:
         wait(rows for _, rows in self._ahead)
 
     def compared(self, each: Range, expected: pa.Table, *, keeps_keys: bool = False) -> RangeLook:
-        copy = self.copy
         others = self._others(each, expected, with_surplus=keeps_keys)
         if others is not None and not others.any():
             return RangeLook(each.number, expected.num_rows, [])
         staged = expected if others is None else expected.filter(pa.array(others))
-        copy.stage(staged.to_batches())
-        row_count, pairs, all_listed = expected.num_rows - staged.num_rows + copy.row_count, copy.differing(), True
+        look = self.judged(each, staged, is_all=others is None, keeps_keys=keeps_keys)
+        return replace(look, row_count=look.row_count + expected.num_rows - staged.num_rows)
+
+    def judged(self, each: Range, rows: pa.Table, *, is_all: bool = False, keeps_keys: bool = False) -> RangeLook:
+        """Lets the copy's server compare rows of a range. `is_all`: they are all that the source has there."""
+        copy = self.copy
+        copy.stage(rows.to_batches())
+        row_count, pairs, all_listed = copy.row_count, copy.differing(), True
         if self.hashed is not None and self.is_first:
-            self.hashed.note(each.number, staged, pairs)
-        if others is None and self.table.has_own_surplus(each):
+            self.hashed.note(each.number, rows, pairs)
+        if is_all and self.table.has_own_surplus(each):
             surplus = copy.surplus(each.in_copy, MAX_SURPLUS)
             pairs, all_listed = [*pairs, *surplus], len(surplus) < MAX_SURPLUS
         if keeps_keys:

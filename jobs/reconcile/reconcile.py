@@ -7,7 +7,8 @@ from tidemark.conf.tables import TableName
 from tidemark.jobs.reconcile import EXAMPLES
 from tidemark.jobs.reconcile.copy_progress import CopyProgress, NotComparableError
 from tidemark.jobs.reconcile.repair import repair_of
-from tidemark.jobs.reconcile.table_comparison import LooksInTasks, Sides, TableComparison, TableResult, Watcher
+from tidemark.jobs.reconcile.table_comparison import Sides, TableComparison, TableResult, Watcher
+from tidemark.jobs.reconcile.tasks import RunsTasks
 from tidemark.jobs.recovered_state import required_state
 from tidemark.jobs.sinks import comparable_sink, sink_identity
 from tidemark.jobs.sources import find_source
@@ -34,7 +35,7 @@ def reconcile_tables(
     examples: int = EXAMPLES,
     patience_seconds: float | None = None,
     repair: bool = False,
-    tasks: LooksInTasks | None = None,
+    tasks: RunsTasks | None = None,
 ) -> Iterator[TableResult]:
     """Yields the result of each table, or of those named. `patience_seconds`: see CopyProgress. `repair`: results have what is
     to be read again. `tasks`: for large tables. Raises JobFileError for a sink or a mode that can't be compared,
@@ -53,7 +54,7 @@ def _results(
     watch: Callable[[TableId], Watcher],
     examples: int,
     patience_seconds: float | None,
-    tasks: LooksInTasks | None,
+    tasks: RunsTasks | None,
     *,
     repair: bool,
 ) -> Iterator[TableResult]:

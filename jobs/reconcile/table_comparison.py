@@ -11,10 +11,12 @@ from typing import Protocol
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.copy_progress import CopyProgress
 from tidemark.jobs.reconcile.hashed_copy import HashedCopy
+from tidemark.jobs.reconcile.hashed_ranges import HashedRanges
 from tidemark.jobs.reconcile.key_ranges import MAX_RANGES, has_own_key, keys_of, ranges_around
 from tidemark.jobs.reconcile.range_looks import MAX_SURPLUS, RangeLook, RangeLooks, TableLook
 from tidemark.jobs.reconcile.ranges import Range, ranges_of
 from tidemark.jobs.reconcile.suspects import DIFFERENCES, Suspect, Verdict
+from tidemark.jobs.reconcile.tasks import RANGES_OF_A_TASK, RunsTasks, dealt
 from tidemark.jobs.reconcile.unread_log import may_have_changed
 from tidemark.jobs.tables.key_orders import copied_orders
 from tidemark.readers.source import PlannerAccess, SourceServer, SplitReading
@@ -33,7 +35,8 @@ MAX_DIFFERENCES = 10_000
 """A table with more differences is not compared to its end."""
 RANGES_WITHOUT_SPARK = 64
 """The command's process looks at so many ranges of a table before Spark is started for the others."""
-RANGES_OF_A_TASK = 4
+LEAST_HASHED_ROWS = 1000
+"""The first range may have one row, the newest one of the table, which the copy lacks: that says nothing of the others."""
 MAX_UNLISTED_LOOKS = 10
 """So often a range is looked at again of which not all surplus rows could be listed."""
 
@@ -96,11 +99,6 @@ class Watcher(Protocol):
     def looking(self, suspects: int, look: int) -> None: ...
 
 
-class LooksInTasks(Protocol):
-    def __call__(self, look: TableLook, tasks: Sequence[Sequence[Range]]) -> list[RangeLook]:
-        """Looks at the ranges of each task, at all of them or at the first ones, in tasks of Spark. Raises TidemarkError."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sides:
     """Source, copy and job, as one table's comparison needs them. `schemas`, `projections`: of all tables of the job.
@@ -115,7 +113,7 @@ class Sides:
     progress: CopyProgress
     projections: Sequence[TableProjection]
     examples: int
-    tasks: LooksInTasks | None = None
+    tasks: RunsTasks | None = None
 
     @contextmanager
     def reading(self, schema: TableSchema) -> Iterator[SplitReading]:
@@ -147,8 +145,9 @@ class TableComparison:
         """Compares the table. Raises NotComparableError, TidemarkError."""
         sides = self._sides
         sides.progress.require_complete(self._look.schema)
+        least_rows = min(LEAST_HASHED_ROWS, sides.job.snapshot.split_rows)
         with (
-            closing(HashedCopy(self._look.output)) as self._hashed,
+            closing(HashedCopy(self._look.output, least_rows)) as self._hashed,
             sides.reading(self._look.schema) as reader,
             sides.sink.comparable(self._look.output) as comparison,
         ):
@@ -196,26 +195,38 @@ class TableComparison:
     def _first_looks(self, looks: RangeLooks) -> Generator[RangeLook]:
         """Looks at each range once: at the first ones in this process, then Spark's tasks do."""
         drawn = self._drawn(looks)
-        yield from self._looks_here(looks, itertools.islice(drawn, RANGES_WITHOUT_SPARK))
-        if self._sides.tasks is None or not isinstance(looks.copy, ComparesTable):
-            yield from self._looks_here(looks, drawn)
-            return
-        waiting: list[Range] = []
-        for each in drawn:
-            if not self._look.has_own_surplus(each):
-                yield from self._looks_here(looks, [each])
-                continue
-            waiting.append(each)
-            if len(waiting) == self._sides.job.snapshot.parallelism * RANGES_OF_A_TASK:
-                yield from self._looks_in_tasks(waiting)
-        while waiting:
-            yield from self._looks_in_tasks(waiting)
+        keeps_keys = not self._look.has_condition
+        yield from self._looks_here(looks, itertools.islice(drawn, RANGES_WITHOUT_SPARK), keeps_keys=keeps_keys)
+        yield from self._looks_in_tasks(looks, drawn, keeps_keys=keeps_keys)
 
-    def _looks_in_tasks(self, waiting: list[Range]) -> list[RangeLook]:
+    def _looks_in_tasks(self, looks: RangeLooks, ranges: Iterable[Range], *, keeps_keys: bool) -> Generator[RangeLook]:
+        """Looks at ranges, in tasks where that is possible. `keeps_keys`: of ranges whose surplus rows are found at the end."""
+        run_tasks, waiting = self._sides.tasks, list[Range]()
+        if run_tasks is None or not isinstance(looks.copy, ComparesTable):
+            yield from self._looks_here(looks, ranges, keeps_keys=keeps_keys)
+            return
+        at_once = self._sides.job.snapshot.parallelism * RANGES_OF_A_TASK
+        to_hash = HashedRanges(looks, self._hashed, run_tasks, keeps_keys)
+        for each in ranges:
+            if self._look.has_own_surplus(each):
+                waiting.append(each)
+                if len(waiting) == at_once:
+                    yield from self._looked_in_tasks(run_tasks, waiting)
+            elif self._hashed.is_useful:
+                self._keeps_keys |= keeps_keys
+                to_hash.add(each)
+                if len(to_hash.waiting) >= at_once:
+                    yield from to_hash.looked()
+            else:
+                yield from self._looks_here(looks, [each], keeps_keys=keeps_keys)
+        while waiting:
+            yield from self._looked_in_tasks(run_tasks, waiting)
+        while to_hash.waiting:
+            yield from to_hash.looked()
+
+    def _looked_in_tasks(self, run_tasks: RunsTasks, waiting: list[Range]) -> list[RangeLook]:
         """Looks at some of the ranges that wait, and removes them."""
-        assert self._sides.tasks is not None
-        count = self._sides.job.snapshot.parallelism
-        found = self._sides.tasks(self._look, [waiting[i::count] for i in range(min(count, len(waiting)))])
+        found = run_tasks(self._look, self._look, dealt(waiting, self._sides.job.snapshot.parallelism))
         seen = {look.number for look in found}
         waiting[:] = [each for each in waiting if each.number not in seen]
         return found
@@ -231,10 +242,10 @@ class TableComparison:
             self._ranges.append(each)
             yield each
 
-    def _looks_here(self, looks: RangeLooks, ranges: Iterable[Range]) -> Generator[RangeLook]:
+    def _looks_here(self, looks: RangeLooks, ranges: Iterable[Range], *, keeps_keys: bool) -> Generator[RangeLook]:
         with closing(looks.with_expected(ranges)) as read:
             for each, expected in read:
-                keeps = not self._look.has_own_surplus(each) and not self._look.has_condition
+                keeps = keeps_keys and not self._look.has_own_surplus(each)
                 self._keeps_keys |= keeps
                 yield looks.compared(each, expected, keeps_keys=keeps)
 
@@ -354,13 +365,11 @@ class TableComparison:
         unlisted: set[int] = set()
         with self._look.opened(reader, comparison, wanted, self._hashed) as looks:
             all_ranges = everywhere and around is None
-            for each in [*self._ranges, *(around or ())]:
-                if not all_ranges and each.number not in numbers:
-                    continue
-                look = looks.at(each, keeps_keys=everywhere and not self._look.has_own_surplus(each))
-                found.setdefault(each.number, []).extend(look.pairs)
+            again = [each for each in self._ranges if all_ranges or each.number in numbers]
+            for look in self._looks_again(looks, again, around or (), keeps_keys=everywhere):
+                found.setdefault(look.number, []).extend(look.pairs)
                 if not look.all_listed:
-                    unlisted.add(each.number)
+                    unlisted.add(look.number)
             surplus = looks.surplus_of_all(MAX_SURPLUS) if everywhere else ([], True)
             looks.copy.close()
         if surplus is None:  # the copy's server is to compare all rows
@@ -370,6 +379,15 @@ class TableComparison:
             if not surplus[1]:
                 unlisted.add(EVERYWHERE)
         return found, unlisted
+
+    def _looks_again(
+        self, looks: RangeLooks, again: Sequence[Range], around: Sequence[Range], *, keeps_keys: bool
+    ) -> Generator[RangeLook]:
+        if len(again) > RANGES_WITHOUT_SPARK:
+            yield from self._looks_in_tasks(looks, again, keeps_keys=keeps_keys)
+            again = ()
+        for each in (*again, *around):
+            yield looks.at(each, keeps_keys=keeps_keys and not self._look.has_own_surplus(each))
 
 
 def _suspect(suspects: Suspects, number: int, pairs: list[Pair]) -> None:

@@ -1,6 +1,7 @@
 """`tidemark reconcile` of mirrors whose key is a text that they order in their own way: rows are found by hashes of keys."""
 
 import contextlib
+import json
 import random
 import tempfile
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support.epochs import run_epochs
 from tests.support.jobs import running
-from tests.support.reconciling import PAIRS, assert_equal, compared, found_keys, job_of, on_pairs
+from tests.support.reconciling import PAIRS, assert_equal, compared, following, found_keys, job_of, on_pairs
 from tests.support.room import files_of_at_most
 from tests.support.servers import Database
 from tidemark.conf.endpoint import parse_endpoint
@@ -22,9 +23,12 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.reconcile import hashed_copy, table_comparison
+from tidemark.jobs.reconcile.hashed_ranges import RangeHashes, RangeRows
 from tidemark.jobs.reconcile.range_looks import TableLook
-from tidemark.jobs.reconcile.table_comparison import TableResult
+from tidemark.jobs.reconcile.ranges import Range
+from tidemark.jobs.reconcile.table_comparison import EVERYWHERE, TableResult
 from tidemark.jobs.sources import table_rows
+from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.readers.postgres.snapshot.table_rows import PostgresRows
 from tidemark.sinks.folded import rows_by_key
 from tidemark.sinks.mirror.comparing import MirrorComparison
@@ -301,6 +305,7 @@ def test_keys_of_which_a_cast_gives_another_text_are_asked_for(
         stage(copy, rows)
 
     monkeypatch.setattr(MirrorComparison, "stage", counted)
+    monkeypatch.setattr(table_comparison, "LEAST_HASHED_ROWS", 1)
     assert found_keys(compared(job)["hosts"]) == {"surplus": {("10.0.0.7/24", "x"), ("10.0.0.8/32", "y")}}
     assert sum(staged) == 0
 
@@ -358,16 +363,15 @@ def test_a_copy_that_does_not_fit_keeps_no_other_from_being_compared(
 
 class Toggler:
     """Changes many rows a second: flags go back and forth, a counter counts, rows come and go under the same keys, and others
-    get new keys."""
+    get new keys. `flags`: how many of the 800 rows have one that changes."""
 
-    ROWS = 400
-
-    def __init__(self, source: Database) -> None:
+    def __init__(self, source: Database, flags: int = 400) -> None:
         self.changes = 0
+        self._flags = flags
         self._source, self._stop = source, threading.Event()
         self._thread = threading.Thread(target=self._run)
         source.execute("CREATE TABLE flags (id VARCHAR(20) PRIMARY KEY, n INT NOT NULL, flag SMALLINT NOT NULL)")
-        self._insert(range(2 * self.ROWS))
+        self._insert(range(800))
 
     def _insert(self, numbers: Iterable[int]) -> None:
         self._source.execute(f"INSERT INTO flags VALUES {', '.join(self._row(n) for n in numbers)}")
@@ -380,9 +384,9 @@ class Toggler:
             for count in range(1 << 30):
                 if self._stop.wait(0.05):
                     return
-                cursor.execute(f"UPDATE flags SET flag = 1 - flag WHERE n < {self.ROWS}")
+                cursor.execute(f"UPDATE flags SET flag = 1 - flag WHERE n < {self._flags}")
                 self.changes += cursor.rowcount
-                cursor.execute(f"UPDATE flags SET id = concat('key {count} of ', n) WHERE n BETWEEN 500 AND 520")
+                cursor.execute(f"UPDATE flags SET id = concat('moved {count} of ', n) WHERE n BETWEEN 500 AND 520")
                 cursor.execute("DELETE FROM flags WHERE n BETWEEN 600 AND 620")
                 time.sleep(0.01)
                 cursor.execute(f"INSERT INTO flags VALUES {', '.join(self._row(n) for n in range(600, 621))}")
@@ -449,3 +453,71 @@ def test_wrong_rows_are_found_and_no_other_under_thousands_of_changes(
             pass  # the signal is not followed yet, or the table is being read again
         rate = (toggler.changes - before) / (time.monotonic() - began)
     assert rate > 1000
+
+
+def test_tasks_hash_the_rows_of_a_large_table(
+    mysql_database: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Under thousands of changes: wrong rows are found and no other, and this process reads only the first ranges."""
+    source, target = mysql_database, postgres_database
+    create_codes(source, 800)
+    toggler = Toggler(source, flags=100)
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute(
+        "UPDATE copy_codes SET n = -1 WHERE n IN (150, 790)",
+        "UPDATE copy_codes SET code = 'KEY 300' WHERE n = 300",
+        "DELETE FROM copy_codes WHERE n IN (400, 401)",
+        "INSERT INTO copy_codes VALUES ('nobody', 1), ('zz', 1)",
+        "UPDATE copy_flags SET flag = 7 WHERE n = 799",
+        "DELETE FROM copy_flags WHERE n = 450",
+        "INSERT INTO copy_flags VALUES ('nobody', 500, 0)",
+    )
+    results = dict[tuple[str, type], set[int]]()
+    run = SparkSessions.run
+
+    def counted(sessions: SparkSessions, tasks: Any, function: Any, *names: str) -> Any:
+        found = run(sessions, tasks, function, *names)
+        for result in found:
+            results.setdefault((function.look.schema.table.name, type(result)), set()).add(result.number)
+        return found
+
+    expected, read = TableLook.expected, set[int]()
+
+    def expected_here(look: TableLook, each: Range, *arguments: Any) -> pa.Table:
+        if look.schema.table.name == "codes":
+            read.add(each.number)
+        return expected(look, each, *arguments)
+
+    monkeypatch.setattr(table_comparison, "RANGES_WITHOUT_SPARK", 2)
+    monkeypatch.setattr(SparkSessions, "run", counted)
+    monkeypatch.setattr(TableLook, "expected", expected_here)
+    with following(job), toggler, pytest.raises(DifferencesError):
+        reconcile(load_job_file(job), (), as_json=True, repair=False, examples=100, patience_seconds=30)
+    facts = {table["table"].split(".")[1]: table for table in json.loads(capsys.readouterr().out)["tables"]}
+    assert {name: (each["skipped"], each["behind"]) for name, each in facts.items()} == dict.fromkeys(facts, (None, 0))
+    assert facts["codes"]["rows"] == 800
+    assert keys_of(facts["codes"]) == {
+        "different": {"key 150", "key 790"},
+        "missing": {"key 300", "key 400", "key 401"},
+        "surplus": {"KEY 300", "nobody", "zz"},
+    }
+    assert keys_of(facts["flags"]) == {"different": {"key 799"}, "missing": {"key 450"}, "surplus": {"nobody"}}
+    last = max(results["codes", RangeHashes])
+    assert results["codes", RangeHashes] == set(range(2, last + 1))
+    assert results["codes", RangeRows]
+    assert results["flags", RangeHashes]
+    assert last > 10
+    assert EVERYWHERE in read
+    assert read & set(range(2, last + 1)) <= results["codes", RangeRows]
+
+
+def keys_of(facts: Any) -> dict[str, set[str]]:
+    found = dict[str, set[str]]()
+    for example in facts["examples"]:
+        found.setdefault(example["kind"], set()).update(example["key"].values())
+    return found

@@ -1,10 +1,12 @@
 """Rows of a copy are found by hashes of their keys as its server finds them, to which keys may be equal that look different."""
 
 import itertools
+import pickle
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,9 +16,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tidemark.jobs.reconcile import hashed_copy
+from tidemark.jobs.reconcile import hashed_copy, hashed_ranges
 from tidemark.jobs.reconcile.copy_reading import CopyReading
 from tidemark.jobs.reconcile.hashed_copy import HashedCopy
+from tidemark.jobs.reconcile.hashed_ranges import HashedRanges
 from tidemark.jobs.reconcile.range_looks import RangeLooks, TableLook
 from tidemark.jobs.reconcile.ranges import Range
 from tidemark.sinks.comparing import CopyTable, Key, Pair
@@ -149,6 +152,62 @@ def looks_at(copy: Copy, hashed: HashedCopy, *, is_first: bool) -> RangeLooks:
     return RangeLooks(table, none, copy, reading, none, hashed, is_first)
 
 
+class Source:
+    """A source that moves once, from one reading of a range on. `moves`: after so many readings; None: never."""
+
+    def __init__(self, before: Rows, after: Rows, moves: int | None, move_copy: Callable[[], None]) -> None:
+        self.rows, self.readings = before, 0
+        self._after, self._moves, self._move_copy = after, moves, move_copy
+
+    def expected(self, is_inside: Callable[[str], bool]) -> pa.Table:
+        if self.readings == self._moves:
+            self.rows = self._after
+            self._move_copy()
+        self.readings += 1
+        return table_of({code: n for code, n in self.rows.items() if is_inside(code)})
+
+
+def looked_in_tasks(
+    looks: RangeLooks,
+    hashed: HashedCopy,
+    source: Source,
+    ranges: Sequence[tuple[Range, Callable[[str], bool]]],
+    at_once: int,
+) -> dict[int, list[Pair]]:
+    """Looks at ranges: at the first one in this process, at the others in tasks. Each task reads `at_once` ranges."""
+    inside = {each.number: is_inside for each, is_inside in ranges}
+
+    def run_tasks(look: TableLook, function: Any, tasks: Sequence[Sequence[Any]]) -> list[Any]:
+        task = pickle.loads(pickle.dumps(replace(function, look=None)))
+        return [
+            pickle.loads(pickle.dumps(task.read(each, source.expected(inside[each.range.number]))))
+            for items in tasks
+            for each in items[:at_once]
+        ]
+
+    snapshot = SimpleNamespace(split_rows=10, parallelism=2)
+    none: Any = None
+    table = SimpleNamespace(
+        job=SimpleNamespace(snapshot=snapshot),
+        has_own_surplus=lambda each: False,
+        expected=lambda each, reader, anchor: source.expected(inside[each.number]),
+    )
+    anchor = SimpleNamespace(position=lambda: None)
+    looks = replace(looks, table=cast(TableLook, table), anchor=cast(Any, anchor), reader=none)
+    found: dict[int, list[Pair]] = {}
+    to_hash = HashedRanges(looks, hashed, run_tasks, keeps_keys=True)
+    for number, (each, _) in enumerate(ranges):
+        if number and hashed.is_useful:
+            to_hash.add(each)
+        else:
+            found[number] = looks.at(each, keeps_keys=True).pairs
+    while to_hash.waiting:
+        for look in to_hash.looked():
+            assert look.number not in found
+            found[look.number] = look.pairs
+    return found
+
+
 def ranges_of(ends: Sequence[str]) -> list[tuple[Range, Callable[[str], bool]]]:
     """Ranges by code points, each with the function that tells which keys are in it."""
     bounds = ["", *sorted(set(ends)), "\U0010ffff"]
@@ -185,7 +244,9 @@ def by_key(pairs: Iterable[Pair]) -> dict[Key, Pair]:
     return {pair.key: pair for pair in pairs}
 
 
-@pytest.mark.parametrize(("rows_in_memory", "keys_at_once"), [(1000, 1000), (3, 1)])
+@pytest.mark.parametrize(
+    ("rows_in_memory", "keys_at_once", "least_rows"), [(1000, 1000, 1), (3, 1, 1), (1000, 1000, 4)]
+)
 @settings(max_examples=150, deadline=None)
 @given(both=sides(), ends=st.lists(codes, max_size=3), moves_at=st.none() | st.integers(0, 4))
 @example(  # a row that is rejected, and a key that only looks different
@@ -215,13 +276,14 @@ def by_key(pairs: Iterable[Pair]) -> dict[Key, Pair]:
 def test_rows_differ_as_the_copys_server_finds_them(
     rows_in_memory: int,
     keys_at_once: int,
+    least_rows: int,
     both: tuple[tuple[Rows, Rows], tuple[Rows, Rows]],
     ends: list[str],
     moves_at: int | None,
 ) -> None:
     """Both sides may move before a range, or after the last one. They are at rest when suspects are looked at again."""
     (source, rows), after = both
-    with pytest.MonkeyPatch.context() as patched, closing(HashedCopy(SCHEMA)) as hashed:
+    with pytest.MonkeyPatch.context() as patched, closing(HashedCopy(SCHEMA, least_rows)) as hashed:
         patched.setattr(rows_by_key, "MAX_ROWS", rows_in_memory)
         patched.setattr(rows_by_key, "_BUCKET_BITS", 2)
         patched.setattr(hashed_copy, "KEYS_AT_ONCE", keys_at_once)
@@ -258,6 +320,72 @@ def test_rows_differ_as_the_copys_server_finds_them(
         }
 
 
+@pytest.mark.parametrize(("at_once", "most_noted", "most_bytes"), [(10, 1000, 1 << 20), (1, 1, 1 << 20), (2, 1000, 0)])
+@settings(max_examples=150, deadline=None)
+@given(both=sides(), ends=st.lists(codes, min_size=1, max_size=4), moves=st.none() | st.integers(0, 9))
+@example(  # a row is deleted after it was hashed, and the copy has another one of its key
+    both=(
+        ({"b": 1, "c": 1, "d": 1, "x": 1}, {"b": 1, "c": 1, "d": 1, "X": 2}),
+        ({"b": 1, "c": 1, "d": 1}, {"b": 1, "c": 1, "d": 1, "X": 2}),
+    ),
+    ends=["x"],
+    moves=2,
+)
+@example(  # the same, and the copy follows
+    both=(
+        ({"b": 1, "c": 1, "d": 1, "x": 1}, {"b": 1, "c": 1, "d": 1, "X": 2}),
+        ({"b": 1, "c": 1, "d": 1}, {"b": 1, "c": 1, "d": 1}),
+    ),
+    ends=["x"],
+    moves=2,
+)
+@example(  # a row gets a key in another range after that was hashed
+    both=(
+        ({"a": 1, "b": 1, "c": 1, "x": 1, "y": 1}, {"a": 1, "b": 1, "c": 1, "x": 2, "y": 2}),
+        ({"a": 1, "b": 1, "c": 1, "d": 1, "y": 1}, {"a": 1, "b": 1, "c": 1, "d": 1, "y": 2}),
+    ),
+    ends=["d", "x"],
+    moves=3,
+)
+def test_rows_differ_in_the_same_way_where_tasks_read_them(
+    at_once: int,
+    most_noted: int,
+    most_bytes: int,
+    both: tuple[tuple[Rows, Rows], tuple[Rows, Rows]],
+    ends: list[str],
+    moves: int | None,
+) -> None:
+    """Both sides may move between any two readings of a range."""
+    (before, rows), (after, rows_after) = both
+    with pytest.MonkeyPatch.context() as patched, closing(HashedCopy(SCHEMA)) as hashed:
+        patched.setattr(hashed_ranges, "MAX_NOTED", most_noted)
+        patched.setattr(hashed_ranges, "MAX_BYTES_OF_ROWS", most_bytes)
+        ranges, copy = ranges_of(ends), Copy(rows)
+        source = Source(before, after, moves, lambda: setattr(copy, "rows", dict(rows_after)))
+        looks = looks_at(copy, hashed, is_first=True)
+        found = looked_in_tasks(looks, hashed, source, ranges, at_once)
+        assert found.keys() == set(range(len(ranges)))
+        surplus = surplus_of(looks, 1000)
+        assert surplus is not None
+        suspects = by_key([pair for pairs in [*found.values(), surplus] for pair in pairs])
+        first, now = differences(before, rows), differences(source.rows, copy.rows)
+        if source.rows is before:
+            assert suspects == first
+        assert first.items() & now.items() <= suspects.items()
+
+        now = {key: pair for key, pair in now.items() if key in suspects}
+        again = looks_at(Copy(copy.rows), hashed, is_first=False)
+        at_rest = Source(source.rows, source.rows, None, lambda: None)
+        pairs = [pair for each in looked_in_tasks(again, hashed, at_rest, ranges, at_once).values() for pair in each]
+        pairs += surplus_of(again, 1000) or []
+        looked = {key: pair for key, pair in by_key(pairs).items() if key in suspects}
+        assert looked.items() <= now.items()
+        unseen = {pair.key for key, pair in now.items() if key not in looked}
+        assert unseen <= {
+            pair.key for pair in now.values() if pair.expected is None and pair.key not in by_key(surplus)
+        }
+
+
 def test_rows_that_are_alike_are_not_given_to_the_server() -> None:
     rows: Rows = {f"key {i}": i % REJECTED for i in range(100)}
     wrong = {**rows, "key 7": None, "key 200": 1}
@@ -272,6 +400,37 @@ def test_rows_that_are_alike_are_not_given_to_the_server() -> None:
         assert set(by_key(compared(again, rows, each, keeps_keys=True))) == {("key 7",), ("key 50",)}
         assert set(by_key(surplus_of(again, 10) or [])) == {("key 200",)}
         assert copy.staged_count == 4
+
+
+def test_a_new_row_does_not_let_the_server_compare_all() -> None:
+    """The range with the greatest keys comes first, and its one row may not be in the copy yet."""
+    old: Rows = {f"key {i:02}": i % REJECTED for i in range(20)}
+    with closing(HashedCopy(SCHEMA, least_rows=10)) as hashed:
+        copy = Copy(old)
+        looks, ranges = looks_at(copy, hashed, is_first=True), ranges_of(["new"])
+        for each in reversed(ranges):
+            pairs = compared(looks, {**old, "new": 1}, each, keeps_keys=True)
+            assert set(by_key(pairs)) == ({("new",)} if each is ranges[1] else set())
+        assert surplus_of(looks, 10) == []
+        assert copy.staged_count == 1
+
+
+def test_rows_that_are_alike_are_not_given_to_the_server_where_tasks_read_them() -> None:
+    rows: Rows = {f"key {i:03}": i % REJECTED for i in range(100)}
+    wrong = {**rows, "key 077": None, "zz": 1}
+    del wrong["key 050"]
+    with closing(HashedCopy(SCHEMA)) as hashed:
+        copy = Copy(wrong)
+        source, ranges = Source(rows, rows, None, lambda: None), ranges_of(["key 030", "key 060", "key 090"])
+        for is_first, staged in ((True, 2), (False, 4)):
+            looks = looks_at(copy, hashed, is_first=is_first)
+            found = looked_in_tasks(looks, hashed, source, ranges, 10)
+            assert {number: set(by_key(pairs)) for number, pairs in found.items()} == {
+                0: set(), 1: {("key 050",)}, 2: {("key 077",)}, 3: set(),
+            }  # fmt: skip
+            assert set(by_key(surplus_of(looks, 10) or [])) == {("zz",)}
+            assert copy.staged_count == staged
+        assert source.readings == 2 * (4 + 2)
 
 
 @pytest.mark.parametrize("broken", ["rows of other values", "keys that the server can't be given"])

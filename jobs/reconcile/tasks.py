@@ -1,0 +1,27 @@
+"""How ranges of a table become tasks of Spark."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from tidemark.jobs.reconcile.range_looks import TableLook
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+RANGES_OF_A_TASK = 4
+
+
+class RunsTasks(Protocol):
+    def __call__(
+        self,
+        look: "TableLook",
+        function: Callable[[Iterable[Sequence[Item]]], Iterable[Result]],
+        tasks: Sequence[Sequence[Item]],
+    ) -> list[Result]:
+        """Returns what the function yields for the items of each task, for all of them or for the first ones. Spark runs the
+        tasks. `look`: at the table. Raises TidemarkError."""
+
+
+def dealt(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
+    """Returns the items of at most `count` tasks."""
+    return [items[i::count] for i in range(min(count, len(items)))]
