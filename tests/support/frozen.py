@@ -11,6 +11,7 @@ import pytest
 from tests.support.leases import wait_until
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
+from tidemark.readers import lease
 from tidemark.readers.lease import checkpoint_lock
 from tidemark.state import failpoints
 
@@ -50,13 +51,16 @@ class Frozen:
 
 @contextmanager
 def frozen_at(folder: Path, point: str, act: Callable[[], object]) -> Iterator[Frozen]:
-    """Runs `act`, a driver of its own, in a thread up to the failpoint. `folder`: that of the job file."""
+    """Runs `act`, a driver of its own, in a thread up to the failpoint. `folder`: that of the job file. Its other thread, which
+    watches the lease, looks only when it is asked: a frozen process does not take its lease again."""
     armed = folder / "armed"
     armed.mkdir(exist_ok=True)
     marker = folder / f"frozen-at-{point}"
     (armed / point).write_text(f"freeze {marker}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failpoints, "_FOLDER", str(armed))
+        patch.setattr(lease, "PING_SECONDS", 3600.0)
+        patch.setattr(lease, "PROOF_SECONDS", 3600.0)
         driver = Frozen(marker, act)
         driver.freeze()
         try:
