@@ -70,7 +70,7 @@ def run(bench: Bench) -> None:
             cpu = sampler.cpu_seconds()
             of_job = [cpu.get(role, 0.0) for role in (DRIVER, WORKERS, JVM)]
             rows.append([f"{name}: {what}", seconds, *_of_sides(sampler, kind), *of_job])
-        rows.append([f"{name}: both sides read once", *_read(source, url, table, target)])
+        rows.append([f"{name}: both sides read once", *_read(source, url, table, target), "", ""])
     print_table(
         f"Comparing {bench.rows:,} rows, whose key is a text, with a mirror",
         ["", "whole process, s", "CPU s: source", "target", "command", "tasks", "JVM"],
