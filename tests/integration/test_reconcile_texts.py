@@ -29,6 +29,7 @@ from tidemark.jobs.reconcile.ranges import Range
 from tidemark.jobs.reconcile.table_comparison import EVERYWHERE, TableResult
 from tidemark.jobs.sources import table_rows
 from tidemark.jobs.spark.sessions import SparkSessions
+from tidemark.readers.mysql.snapshot.table_rows import MySqlRows
 from tidemark.readers.postgres.snapshot.table_rows import PostgresRows
 from tidemark.sinks.folded import rows_by_key
 from tidemark.sinks.mirror.comparing import MirrorComparison
@@ -148,6 +149,36 @@ def test_a_full_disk_keeps_no_other_table_from_being_compared(
             reconcile(load_job_file(job), (), as_json=False, repair=False, patience_seconds=0)
     assert list(folder.iterdir()) == []
     assert_equal(job, {"codes": 200, "few": 2})
+
+
+@on_pairs(0)
+def test_the_server_compares_a_copy_if_the_session_that_reads_it_is_ended(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megabytes are still to be sent then."""
+    create_codes(source, 100)
+    source.execute("ALTER TABLE codes ADD note TEXT", "UPDATE codes SET note = repeat('x', 60000)")
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("UPDATE copy_codes SET code = 'none' WHERE n = 7")
+    reader: Any = PostgresRows if target.kind == "postgres" else MySqlRows
+    pass_on, ended = reader.pass_on, list[int]()
+
+    def ending(rows: Any, condition: str, names: Any, take: Any) -> None:
+        def end(batch: pa.RecordBatch) -> None:
+            if not ended and target.kind == "postgres":
+                ended.append(rows.connection.get_backend_pid())
+                target.execute(f"SELECT pg_terminate_backend({ended[0]})")
+            elif not ended:
+                ended.append(rows.connection.thread_id())
+                target.execute(f"KILL {ended[0]}")
+            take(batch)
+
+        pass_on(rows, condition, names, end)
+
+    monkeypatch.setattr(reader, "pass_on", ending)
+    assert found_keys(compared(job)["codes"]) == {"missing": {("key 7",)}, "surplus": {("none",)}}
+    assert len(ended) == 1
 
 
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
