@@ -177,8 +177,8 @@ def test_it_is_compared_meanwhile(
         run_epochs(job)
     look, moved = TableComparison._looks_here, []
 
-    def looking(comparison: TableComparison, looks: Any, ranges: Any) -> Any:
-        for found in look(comparison, looks, ranges):
+    def looking(comparison: TableComparison, looks: Any, ranges: Any, **named: Any) -> Any:
+        for found in look(comparison, looks, ranges, **named):
             if not moved:
                 moved.append(fail_over(own_pair, address, source))
                 moved[0].execute("UPDATE orders SET version = version + 1 WHERE id IN (5, 6, 100)")
