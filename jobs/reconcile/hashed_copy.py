@@ -155,7 +155,9 @@ class HashedCopy:
         return self._told(asking)
 
     def has_exact_keys(self, sink: Sink) -> bool:
-        """True if the sink writes each key of the source that the copy can hold unchanged."""
+        """True if the sink writes each key of the source that the copy can hold unchanged. False if the copy was not read."""
+        if not set(self.output.key) <= set(self.hashing.held.names):
+            return False
         table = TableName(self.output.table.database, self.output.table.name)
         policies, expected = sink.on_bad_value_in.get(table, {}), self.output.arrow_schema()
         kinds = {name: self.hashing.held.field(name).type for name in self.output.key}

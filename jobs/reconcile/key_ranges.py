@@ -1,12 +1,14 @@
 """Where the source has keys of the copy: the ranges to read for them."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.readers.source import BoundsKeys
 from tidemark.sinks.comparing import Key
 from tidemark.state.key_source import KeySource
-from tidemark.state.split import KeyRange
+from tidemark.state.split import Bound, KeyRange
 from tidemark.state.table import Column, TableSchema, arrow_type_of
 
 MAX_RANGES = 1000
@@ -64,11 +66,25 @@ def ranges_around(
     bounds = source.bounds_of(schema.table, columns, keys) if isinstance(source, BoundsKeys) else None
     if bounds is None:
         return None
-    whole = []
-    for bound in bounds:
-        following = source.next_bounds(schema.table, columns, after=bound, until=None, rows=1, count=1)
-        whole.append(KeyRange(bound, following[0] if following else None))
-    return tuple(whole)
+    return tuple(KeyRange(bound, _end_after(source, schema, columns, bound)) for bound in bounds)
+
+
+def joined(ranges: Sequence[KeyRange]) -> list[KeyRange]:
+    """Returns the same keys in fewer ranges: one begins where none ends. Only a server knows the order of all keys."""
+    starting = {each.start.literals: each for each in ranges if each.start is not None}
+    ends = {each.end.literals for each in ranges if each.end is not None}
+    found = []
+    for start in starting.keys() - ends:
+        end = (first := starting[start]).end
+        while end is not None and end.literals in starting:
+            end = starting[end.literals].end
+        found.append(KeyRange(first.start, end))
+    return found
+
+
+def _end_after(source: KeySource, schema: TableSchema, columns: tuple[str, ...], bound: Bound) -> Bound | None:
+    following = source.next_bounds(schema.table, columns, after=bound, until=None, rows=1, count=1)
+    return following[0] if following else None
 
 
 def _differs(schema: TableSchema, column: Column) -> bool:

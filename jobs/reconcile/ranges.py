@@ -1,13 +1,14 @@
 """The ranges of a table: as the enumerator divides it into splits."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidemark.conf.model import JobFile
 from tidemark.enumerator.splitting import next_ranges
 from tidemark.jobs.tables.integer_keys import same_integers
 from tidemark.state.copied_range import CopiedRange
 from tidemark.state.integer_range import IntegerRange
+from tidemark.state.key_order import SourceKind
 from tidemark.state.key_source import KeySource
 from tidemark.state.plan import Exhausted, TableState
 from tidemark.state.split import KeyRange, Split
@@ -27,6 +28,17 @@ class Range:
     @property
     def is_whole(self) -> bool:
         return self.split.range == KeyRange(None, None)
+
+    @property
+    def is_open(self) -> bool:
+        """True for the range from the greatest key on that the table had when it was divided: rows are inserted there."""
+        return self.split.range.start is not None and self.split.range.end is None
+
+    def narrowed(self, key_range: KeyRange, kind: SourceKind) -> "Range":
+        """Returns a part of the range, with the same number. `kind`: of the source."""
+        of = self.in_copy
+        in_copy = None if of is None else CopiedRange.of(of.columns, of.orders, key_range, kind)
+        return replace(self, split=replace(self.split, range=key_range), in_copy=in_copy)
 
 
 def ranges_of(

@@ -50,6 +50,7 @@ class Suspect:
     moves: int = 0
     same: int = 0
     """Over how many looks, look 0 left out, the copy's row has stayed the same."""
+    unlisted: int = 0
 
     def __post_init__(self) -> None:
         self.seen.add(self.expected)
@@ -68,6 +69,12 @@ class Suspect:
             return self._kind()
         moves_on = self.moves >= MAX_MOVES or self.looks >= MAX_LOOKS
         return Verdict.MOVING if moves_on else Verdict.PENDING
+
+    def look_unlisted(self) -> bool:
+        """Takes a look that has not told whether the copy has the row: there were too many. Returns False if it is not to be
+        looked at again."""
+        self.unlisted += 1
+        return self.looks + self.unlisted < MAX_LOOKS
 
     def _kind(self) -> Verdict:
         if self.held is None:

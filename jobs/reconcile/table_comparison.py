@@ -12,7 +12,7 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.copy_progress import CopyProgress
 from tidemark.jobs.reconcile.hashed_copy import HashedCopy
 from tidemark.jobs.reconcile.hashed_ranges import HashedRanges
-from tidemark.jobs.reconcile.key_ranges import MAX_RANGES, has_own_key, keys_of, ranges_around
+from tidemark.jobs.reconcile.key_ranges import MAX_RANGES, has_own_key, joined, keys_of, ranges_around
 from tidemark.jobs.reconcile.range_looks import MAX_SURPLUS, RangeLook, RangeLooks, TableLook
 from tidemark.jobs.reconcile.ranges import Range, ranges_of
 from tidemark.jobs.reconcile.suspects import DIFFERENCES, Suspect, Verdict
@@ -171,7 +171,8 @@ class TableComparison:
                 if not look.all_listed:
                     unlisted.add(look.number)
                 self._watcher.ranges(look.number + 1, result.rows)
-                if sum(map(len, suspects.values())) > MAX_SUSPECTS:
+                is_much = sum(map(len, suspects.values())) > MAX_SUSPECTS
+                if is_much or self._must_be_judged_now(look.number, suspects.get(look.number, {})):
                     looks.wait()
                     self._judge(reader, comparison, suspects)
                     self._hashed.forget_noted()
@@ -264,10 +265,10 @@ class TableComparison:
                 return
             since = sides.progress.committed() if since is None else since
             quiet = sides.progress.had_no_change(self._look.schema.table, since)
-            pairs, all_listed = self._look_again(reader, comparison, suspects)
+            pairs, unlisted = self._look_again(reader, comparison, suspects)
             sides.progress.require_complete(self._look.schema)
             for number, of_range in suspects.items():
-                self._take(number, of_range, pairs, quiet=quiet, all_listed=all_listed)
+                self._take(number, of_range, pairs, quiet=quiet, all_listed=number not in unlisted)
             if result.differences > MAX_DIFFERENCES:
                 result.cut = True
                 return
@@ -288,6 +289,9 @@ class TableComparison:
         for key, suspect in list(suspects.items()):
             pair = pairs.get(key)
             if pair is None and not all_listed and not self._keeps_surplus:  # it may be a surplus row
+                if not suspect.look_unlisted():
+                    del suspects[key]
+                    self.result.behind += 1
                 continue
             verdict = Verdict.EQUAL if pair is None else suspect.look(pair.expected, pair.held, quiet=quiet)
             if verdict is Verdict.PENDING:
@@ -325,49 +329,67 @@ class TableComparison:
 
     def _look_again(
         self, reader: SplitReading, comparison: Comparisons, suspects: Suspects
-    ) -> tuple[dict[Key, Pair], bool]:
-        """Returns what differs now among the suspects, and whether that is all."""
+    ) -> tuple[dict[Key, Pair], set[int]]:
+        """Returns what differs now among the suspects, and the ranges of which not all surplus rows are listed."""
         wanted = {key for of_range in suspects.values() for key in of_range}
         numbers = {number for number, of_range in suspects.items() if of_range}
-        around = self._around(suspects.get(EVERYWHERE, {}))
-        found, unlisted = self._looked(reader, comparison, numbers, wanted, around)
-        return {pair.key: pair for pairs in found.values() for pair in pairs if pair.key in wanted}, not unlisted
+        found, unlisted = self._looked(reader, comparison, numbers, wanted, self._around(suspects))
+        return {pair.key: pair for pairs in found.values() for pair in pairs}, unlisted
 
-    def _around(self, keys: Collection[Key]) -> list[Range] | None:
-        """Returns ranges that have all rows of the source with these keys of the copy. None if these are not known, or
-        more than the table's."""
+    def _around(self, suspects: Suspects) -> dict[int, list[Range]]:
+        """Returns ranges that have all rows of the source with the keys of suspects that may be anywhere, and of those in the
+        range that grows. Others are not known: for these, all ranges or the whole range are looked at."""
+        schema, columns, around = self._look.schema, self._columns, dict[int, list[Range]]()
+        everywhere = suspects.get(EVERYWHERE, {})
+        if self._hashed.is_useful and 0 < len(everywhere) <= len(self._ranges):
+            split = Split(EVERYWHERE, schema.table, schema.version, columns, KeyRange(None, None))
+            around[EVERYWHERE] = self._parts_around(Range(EVERYWHERE, split, None), everywhere)
+        for each in self._ranges:
+            if each.is_open and suspects.get(each.number):
+                around[each.number] = self._parts_around(each, suspects[each.number])
+        return {number: parts for number, parts in around.items() if parts}
+
+    def _must_be_judged_now(self, number: int, keys: Collection[Key]) -> bool:
+        """True if further looks at suspects of a range are to read all of it, and it grows: soon it may have any number of
+        rows."""
+        each = self._ranges[number]
+        return bool(keys) and each.is_open and not self._parts_around(each, keys)
+
+    def _parts_around(self, each: Range, keys: Collection[Key]) -> list[Range]:
+        """Returns parts of a range that have all its rows of the source with these keys of the copy; [] if these are not
+        known, or too many."""
         sides, schema, output, columns = self._sides, self._look.schema, self._look.output, self._columns
-        if not keys or not self._hashed.is_useful or len(keys) > min(len(self._ranges), MAX_RANGES):
-            return None
-        if not (has_own_key(sides.job, schema, output, columns) and self._hashed.has_exact_keys(sides.job.sink)):
-            return None
+        if len(keys) > MAX_RANGES or not has_own_key(sides.job, schema, output, columns):
+            return []
+        if each.in_copy is None and not self._hashed.has_exact_keys(sides.job.sink):
+            return []
         values = keys_of(tuple(keys), output)
         found = None if values is None else ranges_around(sides.access.keys, schema, columns, values)
-        if found is None:
-            return None
-        splits = [Split(EVERYWHERE, schema.table, schema.version, columns, each) for each in found]
-        return [Range(EVERYWHERE, split, None) for split in splits]
+        return [each.narrowed(part, sides.job.source.url.kind) for part in joined(found or ())]
 
     def _looked(
         self,
         reader: SplitReading,
         comparison: Comparisons,
-        numbers: Collection[int],
+        numbers: set[int],
         wanted: set[Key] | None,
-        around: Sequence[Range] | None = None,
+        around: Mapping[int, Sequence[Range]] | None = None,
     ) -> tuple[dict[int, list[Pair]], set[int]]:
         """Looks at the ranges with these numbers, EVERYWHERE for all. Returns the pairs by number, and the numbers of which not
-        all surplus rows are listed. `wanted`: only these keys. `around`: the ranges to look at for EVERYWHERE; None: all."""
+        all surplus rows are listed. `wanted`: only these keys. `around`: what to look at instead for some of the numbers."""
+        around = around or {}
         everywhere = EVERYWHERE in numbers
         if everywhere and wanted is None:
             self._hashed.begin()
         found: dict[int, list[Pair]] = {}
         unlisted: set[int] = set()
         with self._look.opened(reader, comparison, wanted, self._hashed) as looks:
-            all_ranges = everywhere and around is None
-            again = [each for each in self._ranges if all_ranges or each.number in numbers]
-            for look in self._looks_again(looks, again, around or (), keeps_keys=everywhere):
-                found.setdefault(look.number, []).extend(look.pairs)
+            all_ranges = everywhere and EVERYWHERE not in around
+            again = [each for each in self._ranges if all_ranges or each.number in numbers - around.keys()]
+            parts = () if all_ranges else [each for of_number in around.values() for each in of_number]
+            for look in self._looks_again(looks, again, parts, keeps_keys=everywhere):
+                pairs = look.pairs if wanted is None else [pair for pair in look.pairs if pair.key in wanted]
+                found.setdefault(look.number, []).extend(pairs)
                 if not look.all_listed:
                     unlisted.add(look.number)
             surplus = looks.surplus_of_all(MAX_SURPLUS) if everywhere else ([], True)
@@ -375,18 +397,18 @@ class TableComparison:
         if surplus is None:  # the copy's server is to compare all rows
             return self._looked(reader, comparison, numbers, wanted)
         if everywhere:
-            found.setdefault(EVERYWHERE, []).extend(surplus[0])
+            found.setdefault(EVERYWHERE, []).extend(pair for pair in surplus[0] if wanted is None or pair.key in wanted)
             if not surplus[1]:
                 unlisted.add(EVERYWHERE)
         return found, unlisted
 
     def _looks_again(
-        self, looks: RangeLooks, again: Sequence[Range], around: Sequence[Range], *, keeps_keys: bool
+        self, looks: RangeLooks, again: Sequence[Range], parts: Sequence[Range], *, keeps_keys: bool
     ) -> Generator[RangeLook]:
         if len(again) > RANGES_WITHOUT_SPARK:
             yield from self._looks_in_tasks(looks, again, keeps_keys=keeps_keys)
             again = ()
-        for each in (*again, *around):
+        for each in (*again, *parts):
             yield looks.at(each, keeps_keys=keeps_keys and not self._look.has_own_surplus(each))
 
 

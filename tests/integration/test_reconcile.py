@@ -666,6 +666,91 @@ def test_a_row_that_becomes_right_beside_surplus_rows_that_can_not_all_be_listed
     assert (result.kept, result.differences, result.moving, result.behind) == (20, 0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("key", "surplus"),
+    [("INT", "10000"), ("VARCHAR(20)", "'zz'"), ("VARBINARY(20)", "'zz'")],
+    ids=["ranges of the copy", "as a whole", "bytes, for which the source is not asked"],
+)
+def test_rows_inserted_after_the_first_look_are_not_read_at_each_look(
+    key: str,
+    surplus: str,
+    mysql_nogtid_database: Database,
+    mysql_database: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The newest row is compared first, and nearly always a suspect. Behind it the table grows."""
+    source = mysql_nogtid_database
+    target = mysql_database if key == "VARBINARY(20)" else postgres_database
+    source.execute(f"CREATE TABLE growing (k {key} PRIMARY KEY, v INT)")
+
+    def insert(first: int, last: int) -> None:
+        rows = (f"('{n}', {n})" for n in range(first, last))
+        source.execute(f"INSERT INTO growing VALUES {', '.join(rows)}")
+
+    insert(1000, 1120)
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute(
+        "DELETE FROM copy_growing WHERE v IN (1119, 1050)", f"INSERT INTO copy_growing VALUES ({surplus}, 1)"
+    )
+    expected, read, grown = TableLook.expected, list[int](), list[Range]()
+
+    def counted(look: TableLook, each: Range, *arguments: Any) -> pa.Table:
+        rows = expected(look, each, *arguments)
+        read.append(rows.num_rows)
+        if each.number == 2 and not grown:
+            grown.append(each)
+            insert(1120, 1920)
+            run_epochs(job)
+        return rows
+
+    monkeypatch.setattr(TableLook, "expected", counted)
+    result = compared(job)["growing"]
+    names = {str(n) if key != "VARBINARY(20)" else f"0x{str(n).encode().hex()}" for n in (1050, 1119)}
+    assert {key for (key,) in found_keys(result)["missing"]} == names
+    assert [len(keys) for keys in found_keys(result).values()] == [2, 1]
+    assert grown
+    assert sum(read) < 800
+
+
+def test_a_range_whose_surplus_rows_can_never_all_be_listed_ends_the_looks_and_holds_up_no_other_range(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each look there are others."""
+    source, target = mysql_database, postgres_database
+    source.execute(
+        "CREATE TABLE parts (id INT PRIMARY KEY, v INT)",
+        f"INSERT INTO parts VALUES {', '.join(f'({1000 * i}, 0)' for i in range(120))}",
+    )
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    monkeypatch.setattr(range_looks, "MAX_SURPLUS", 20)
+
+    seen = list[int]()
+
+    class Changing(Silent):
+        def looking(self, suspects: int, look: int) -> None:
+            assert look <= 31, "it does not end"
+            seen.append(suspects)
+            self.change(look)
+
+        def change(self, look: int) -> None:
+            values = ", ".join(f"({1001 + 30 * look + n}, 1)" for n in range(30))
+            target.execute(
+                "DELETE FROM copy_parts WHERE id % 1000 <> 0",
+                f"INSERT INTO copy_parts VALUES {values}",
+                f"UPDATE copy_parts SET v = {int(look == 0)} WHERE id IN (7000, 60000)",
+            )
+
+    watcher = Changing()
+    watcher.change(0)
+    (result,) = reconcile_tables(load_job_file(job), watch=lambda _: watcher, patience_seconds=0)
+    assert seen == [22] + [21] * 29
+    assert (result.differences, result.moving, result.behind) == (0, 0, 21)
+
+
 class Toggler:
     """Changes many rows a second: flags go back and forth, a counter counts, rows come and go under the same keys."""
 
