@@ -57,6 +57,8 @@ class HashedCopy:
     """The keys of rows that may differ, by their range. None: any of it."""
     _surplus: list[pa.RecordBatch] = field(default_factory=list, init=False)
     """Keys of the copy, some of which only the copy has."""
+    _surplus_hashes: list[Keys] = field(default_factory=list, init=False)
+    """Their hashes, in their order."""
 
     def __post_init__(self) -> None:
         self.hashing = CopyHashing(pa.schema([]), self.output.key, secrets.randbits(64))
@@ -71,7 +73,7 @@ class HashedCopy:
         """Forgets the copy, and frees its space on disk."""
         if self._seen is not None:
             self._seen.rows.close()
-        self._seen, self._noted, self._surplus = None, {}, []
+        self._seen, self._noted, self._surplus, self._surplus_hashes = None, {}, [], []
 
     def others(self, expected: pa.Table, reading: CopyReading | None) -> Flags | None:
         """Returns which of the expected rows may differ in the copy. None: all. Reads the copy at the first call. Raises
@@ -136,8 +138,8 @@ class HashedCopy:
         wanted = among(hashes, keys) if keys else np.zeros(len(hashes[0]), np.bool_)
         if with_surplus:
             wanted |= places_of(hashes, self._seen.rows.base.keys) < 0
-            for rows in self._surplus:
-                wanted |= among(hashes, in_order(self.hashing.keys_of(rows)))
+            for surplus in self._surplus_hashes:
+                wanted |= among(hashes, surplus)
         return wanted
 
     def noted_keys(self, number: int) -> Keys | None:
@@ -188,6 +190,7 @@ class HashedCopy:
             self._give_up()
             return None
         self._surplus = asking.differing
+        self._surplus_hashes = [in_order(self.hashing.keys_of(keys)) for keys in asking.differing]
         return asking.found
 
     def _give_up(self) -> None:

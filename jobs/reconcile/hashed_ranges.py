@@ -110,10 +110,16 @@ class HashedRanges:
     keeps_keys: bool
     waiting: list[HashedRange] = field(default_factory=list)
 
-    def add(self, each: Range) -> None:
-        """Adds a range that is looked at as `looks` does: all of its rows, or those that may differ since the first look."""
-        noted = () if self.looks.is_first or self.keeps_keys else self.hashed.noted_keys(each.number)
-        self.waiting.append(HashedRange(each, noted or None))
+    def add(self, each: Range) -> RangeLook | None:
+        """Adds a range that is looked at as `looks` does: all of its rows, or those that may differ since the first look.
+        Returns the look if no task has to read the range for it."""
+        noted = () if self.looks.is_first else self.hashed.noted_keys(each.number)
+        if noted is None:
+            return self.looks.at(each, keeps_keys=self.keeps_keys)
+        if not noted and not self.looks.is_first and not self.keeps_keys:
+            return RangeLook(each.number, 0, [])
+        self.waiting.append(HashedRange(each, None if self.keeps_keys else noted or None))
+        return None
 
     def looked(self) -> Generator[RangeLook]:
         """Lets tasks read ranges that wait. Yields the looks that this ends: a range with rows that may differ waits once

@@ -215,7 +215,9 @@ class TableComparison:
                     yield from self._looked_in_tasks(run_tasks, waiting)
             elif self._hashed.is_useful:
                 self._keeps_keys |= keeps_keys
-                to_hash.add(each)
+                look = to_hash.add(each)
+                if look is not None:
+                    yield look
                 if len(to_hash.waiting) >= at_once:
                     yield from to_hash.looked()
             else:

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidemark.jobs.reconcile import hashed_copy, hashed_ranges
+from tidemark.jobs.reconcile.copy_hashing import CopyHashing
 from tidemark.jobs.reconcile.copy_reading import CopyReading
 from tidemark.jobs.reconcile.hashed_copy import HashedCopy
 from tidemark.jobs.reconcile.hashed_ranges import HashedRanges
@@ -173,6 +174,8 @@ def looked_in_tasks(
     source: Source,
     ranges: Sequence[tuple[Range, Callable[[str], bool]]],
     at_once: int,
+    *,
+    keeps_keys: bool = True,
 ) -> dict[int, list[Pair]]:
     """Looks at ranges: at the first one in this process, at the others in tasks. Each task reads `at_once` ranges."""
     inside = {each.number: is_inside for each, is_inside in ranges}
@@ -195,12 +198,11 @@ def looked_in_tasks(
     anchor = SimpleNamespace(position=lambda: None)
     looks = replace(looks, table=cast(TableLook, table), anchor=cast(Any, anchor), reader=none)
     found: dict[int, list[Pair]] = {}
-    to_hash = HashedRanges(looks, hashed, run_tasks, keeps_keys=True)
+    to_hash = HashedRanges(looks, hashed, run_tasks, keeps_keys)
     for number, (each, _) in enumerate(ranges):
-        if number and hashed.is_useful:
-            to_hash.add(each)
-        else:
-            found[number] = looks.at(each, keeps_keys=True).pairs
+        look = to_hash.add(each) if number and hashed.is_useful else looks.at(each, keeps_keys=keeps_keys)
+        if look is not None:
+            found[number] = look.pairs
     while to_hash.waiting:
         for look in to_hash.looked():
             assert look.number not in found
@@ -431,6 +433,33 @@ def test_rows_that_are_alike_are_not_given_to_the_server_where_tasks_read_them()
             assert set(by_key(surplus_of(looks, 10) or [])) == {("zz",)}
             assert copy.staged_count == staged
         assert source.readings == 2 * (4 + 2)
+
+
+def test_a_further_look_reads_a_range_once_at_most_and_hashes_keys_of_surplus_rows_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows: Rows = {f"key {i:03}": i % REJECTED for i in range(100)}
+    wrong: Rows = {**rows, "key 040": None, "zz": 1, **{f"key {i:03}": None for i in range(60, 70)}}
+    monkeypatch.setattr(hashed_copy, "MAX_NOTED", 5)
+    keys_of, hashed_keys = CopyHashing.keys_of, list[int]()
+
+    def counted(hashing: CopyHashing, keys: pa.RecordBatch) -> Any:
+        hashed_keys.append(keys.num_rows)
+        return keys_of(hashing, keys)
+
+    with closing(HashedCopy(SCHEMA)) as hashed:
+        copy, source = Copy(wrong), Source(rows, rows, None, lambda: None)
+        ranges = ranges_of(["key 030", "key 060", "key 090"])
+        looks = looks_at(copy, hashed, is_first=True)
+        found = looked_in_tasks(looks, hashed, source, ranges, 10)
+        assert set(by_key(surplus_of(looks, 10) or [])) == {("zz",)}
+        source.readings = 0
+        looks = looks_at(copy, hashed, is_first=False)
+        assert looked_in_tasks(looks, hashed, source, ranges, 10, keeps_keys=False) == found
+        assert source.readings == 3, "this process looks at the first range; the last one has no row that may differ"
+        monkeypatch.setattr(CopyHashing, "keys_of", counted)
+        assert looked_in_tasks(looks, hashed, source, ranges, 10) == found
+        assert hashed_keys == []
 
 
 @pytest.mark.parametrize("broken", ["rows of other values", "keys that the server can't be given"])
