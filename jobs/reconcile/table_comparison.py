@@ -186,9 +186,9 @@ class TableComparison:
                 if surplus is not None and not surplus[1]:
                     unlisted.add(EVERYWHERE)
             looks.copy.close()
-        if found is None:
-            found, others = self._looked(reader, comparison, {EVERYWHERE}, None)
-            unlisted |= others
+        if found is None:  # the copy's server is to compare all rows
+            self.result, self._ranges, self._keeps_keys = TableResult(result.schema), [], False
+            return self._look_first(reader, comparison)
         for number, pairs in found.items():
             _suspect(suspects, number, pairs)
         return suspects, unlisted

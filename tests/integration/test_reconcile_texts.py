@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.epochs import run_epochs
 from tests.support.jobs import running
-from tests.support.reconciling import PAIRS, assert_equal, compared, following, found_keys, job_of, on_pairs
+from tests.support.reconciling import PAIRS, Silent, assert_equal, compared, following, found_keys, job_of, on_pairs
 from tests.support.room import files_of_at_most
 from tests.support.servers import Database
 from tidemark.conf.endpoint import parse_endpoint
@@ -26,6 +26,7 @@ from tidemark.jobs.reconcile import hashed_copy, table_comparison
 from tidemark.jobs.reconcile.hashed_ranges import RangeHashes, RangeRows
 from tidemark.jobs.reconcile.range_looks import TableLook
 from tidemark.jobs.reconcile.ranges import Range
+from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.table_comparison import EVERYWHERE, TableResult
 from tidemark.jobs.sources import table_rows
 from tidemark.jobs.spark.sessions import SparkSessions
@@ -243,6 +244,36 @@ def test_the_server_compares_a_copy_whose_reading_breaks(
     assert found_keys(result) == {"missing": {("key 7",)}, "surplus": {("none",)}}
     assert (len(breaks), result.rows) == (1, 200)
     assert sum(staged) >= 200
+
+
+def test_suspects_are_judged_now_and_then_also_if_the_server_compares_all_rows_after_all(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were judged before count once."""
+    source, target = mysql_database, postgres_database
+    create_codes(source, 200)
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("DELETE FROM copy_codes WHERE n % 10 = 0", "INSERT INTO copy_codes VALUES ('none', 7)")
+    pass_on = PostgresRows.pass_on
+
+    def breaking(rows: PostgresRows, condition: str, names: Any, take: Any) -> None:
+        if len(names) == 1:
+            raise SourceUnavailableError("the connection broke", "")
+        pass_on(rows, condition, names, take)
+
+    seen = list[int]()
+
+    class Watched(Silent):
+        def looking(self, suspects: int, look: int) -> None:
+            seen.append(suspects)
+
+    monkeypatch.setattr(PostgresRows, "pass_on", breaking)
+    monkeypatch.setattr(table_comparison, "MAX_SUSPECTS", 5)
+    (result,) = reconcile_tables(load_job_file(job), watch=lambda _: Watched(), patience_seconds=0, examples=100)
+    assert {kind: len(keys) for kind, keys in found_keys(result).items()} == {"missing": 20, "surplus": 1}
+    assert (result.differences, result.rows) == (21, 200)
+    assert max(seen) <= 5 + 10
 
 
 @pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "idle_session_timeout"])
