@@ -4,7 +4,6 @@ A global default must not change what a SELECT returns: every connection sets th
 timeouts and the visibility of generated columns. The session is read only.
 """
 
-import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import pymysql
 from pymysql.constants import CR, ER
 
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.keep_alive import keep_alive
 from tidemark.conf.reconnect import AT_START, Reconnect, Reconnecting
 from tidemark.conf.redaction import redact
 from tidemark.conf.row_values import without_mysql_values
@@ -30,11 +30,7 @@ CONNECT_TIMEOUT_SECONDS = 10
 HANDSHAKE_TIMEOUT_SECONDS = 30.0
 """A server that is frozen, or a balancer without one, accepts a connection and says nothing."""
 READ_TIMEOUT_SECONDS = 1800.0
-"""For a server that hangs. TCP keep-alive notices a dead server within KEEPALIVE_IDLE + COUNT × INTERVAL."""
-
-KEEPALIVE_IDLE_SECONDS = 30
-KEEPALIVE_INTERVAL_SECONDS = 10
-KEEPALIVE_COUNT = 6
+"""For a server that hangs. TCP keep-alive notices a dead server within 90 s (conf/keep_alive.py)."""
 
 CORRECT_REFUSED = (
     "If it is about a privilege, grant it (the page Permissions of Tidemark's documentation has all grants). Otherwise "
@@ -302,22 +298,8 @@ def _open(
         program_name=f"tidemark {purpose}",
     )
     connection._read_timeout = read_timeout_seconds  # type: ignore[attr-defined]  # PyMySQL offers no other way
-    _keep_alive(connection)
+    keep_alive(connection._sock)  # type: ignore[attr-defined]  # likewise
     return connection
-
-
-def _keep_alive(connection: Connection) -> None:
-    """Turns on TCP keep-alive, so that a dead server is noticed while we wait for a response."""
-    sock: socket.socket = connection._sock  # type: ignore[attr-defined]
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
-        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
-    ):
-        number = getattr(socket, option, None)  # not every system has all three
-        if number is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
 def _refusal(endpoint: Endpoint, error: pymysql.MySQLError, *, encrypted: bool) -> SourceNotUsableError:

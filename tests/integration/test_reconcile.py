@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -609,6 +610,30 @@ def test_an_account_with_one_connection_can_compare(
     finally:
         target.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
     assert not [record for record in caplog.records if record.name == "tidemark.reconnect"]
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[1]], indirect=True)
+def test_the_session_that_compares_is_kept_while_tasks_compare_a_large_table(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Firewalls forget connections that send nothing, often after minutes."""
+    source.execute("CREATE TABLE plain (id INT PRIMARY KEY)", "INSERT INTO plain VALUES (1), (2)")
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("DELETE FROM copy_plain WHERE id = 2")
+    stage, seen = MirrorComparison.stage, list[tuple[int, int, int]]()
+
+    def asked(copy: MirrorComparison, batches: Iterable[pa.RecordBatch]) -> None:
+        opened: Any = copy.session
+        ((seconds,),) = copy.session.query("SELECT @@wait_timeout")
+        connection = opened._connection._sock
+        alive = connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        seen.append((seconds, alive, connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)))
+        stage(copy, batches)
+
+    monkeypatch.setattr(MirrorComparison, "stage", asked)
+    assert found_keys(compared(job)["plain"]) == {"missing": {("2",)}}
+    assert set(seen) == {(86400, 1, 30)}
 
 
 class LookCounter(Silent):

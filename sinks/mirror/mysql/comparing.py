@@ -11,8 +11,8 @@ from tidemark.state.copied_range import CopiedRange
 
 _IN_HEXADECIMAL = (Shapes, Vectors)
 
-
-IDLE_SECONDS = 8 * 3600
+IDLE_SECONDS = 24 * 3600
+"""The session waits while tasks compare the ranges of a large table."""
 
 
 class Runner(Protocol):

@@ -11,6 +11,7 @@ import pymysql
 from pymysql.constants import ER
 
 from tidemark.conf.endpoint import DatabaseKind, Endpoint
+from tidemark.conf.keep_alive import keep_alive
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.conf.tls import client_context, password_plugins, unusable_files
@@ -447,7 +448,7 @@ def connect(
 
 
 def _open(endpoint: Endpoint, tls: Tls | None, context: ssl.SSLContext | None, name: str) -> Connection:
-    return pymysql.connect(
+    connection = pymysql.connect(
         host=endpoint.host,
         port=endpoint.port,
         user=endpoint.user,
@@ -462,6 +463,8 @@ def _open(endpoint: Endpoint, tls: Tls | None, context: ssl.SSLContext | None, n
         auth_plugin_map=password_plugins("sink.tls", tls, endpoint.host, SinkError),
         program_name=name,
     )
+    keep_alive(connection._sock)  # type: ignore[attr-defined]  # PyMySQL offers no other way
+    return connection
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
