@@ -79,6 +79,10 @@ class TableGoneError(SourceNotUsableError):
     then."""
 
 
+class NoRoomError(SourceNotUsableError):
+    """Rows of the source don't fit into the folder for temporary files."""
+
+
 class SchemaChangedError(SourceNotUsableError):
     """A captured table no longer has the columns that the job knows."""
 

@@ -23,6 +23,7 @@ from tidemark.readers.source import SourceServer, SplitReading
 from tidemark.sinks.comparing import ComparableSink, ComparesTable, Comparisons, CopyComparison, Key, Pair
 from tidemark.state.change_batch import batch_schema
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import NoRoomError
 from tidemark.state.position import Position
 from tidemark.state.projection import TableProjection
 from tidemark.state.table import TableSchema
@@ -30,6 +31,7 @@ from tidemark.state.table import TableSchema
 MAX_SURPLUS = 100_000
 """The most rows of the copy without a row in the source that one statement looks at."""
 ANCHOR_SECONDS = 5.0
+MAKE_ROOM = "Free space there, or let TMPDIR name another folder, also on the executors. Then compare again."
 MAX_PAIRS_OF_A_TASK = 10_000
 """A task that has found more pairs leaves its other ranges to later tasks."""
 
@@ -107,7 +109,10 @@ class TableLook:
 
     def expected(self, each: Range, reader: SplitReading, anchor: Position) -> pa.Table:
         """Returns the source's rows of a range as they should be in the copy, as change batches. `anchor`: for the reader."""
-        read = reader.read(each.split, self.schema, anchor)
+        try:
+            read = reader.read(each.split, self.schema, anchor)
+        except NoRoomError as error:  # other tables may need less
+            raise NoRoomError(error.message, MAKE_ROOM, self.schema.table) from error
         read, _ = projector(self.job, [self.schema], self.projections).split(read)
         schema = batch_schema(self.output)
         return pa.Table.from_batches(change_batches(read, schema), schema)

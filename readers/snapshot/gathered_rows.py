@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.errors import NoRoomError
 
 SPILL_BYTES = 256 << 20
 
@@ -30,7 +30,7 @@ class GatheredRows:
         self._writer: Any = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Adds a batch. Raises SourceNotUsableError if the temporary folder is full."""
+        """Adds a batch. Raises NoRoomError if the temporary folder is full."""
         self._batches.append(batch)
         self._bytes += batch.nbytes
         if self._bytes >= SPILL_BYTES and not self._in_memory:
@@ -71,11 +71,11 @@ def mapped(file: IO[bytes]) -> pa.Buffer:
 
 @contextmanager
 def needing_room() -> Iterator[None]:
-    """Turns an OSError of a scratch file into SourceNotUsableError."""
+    """Turns an OSError of a scratch file into NoRoomError."""
     try:
         yield
     except OSError as exc:
-        raise SourceNotUsableError(
+        raise NoRoomError(
             f"The rows of a split don't fit into {tempfile.gettempdir()}: {exc}.",
             "Free space there, or let TMPDIR name another folder on the executors. Then run the job again.",
         ) from exc

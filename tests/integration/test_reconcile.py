@@ -31,13 +31,14 @@ from tests.support.reconciling import (
     on_pairs,
     row_counts,
 )
+from tests.support.room import files_of_at_most
 from tests.support.servers import Database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.reconcile import range_looks, table_comparison
-from tidemark.jobs.reconcile.range_looks import RangeLook, RangeLooks, TableLook
+from tidemark.jobs.reconcile.range_looks import MAKE_ROOM, RangeLook, RangeLooks, TableLook
 from tidemark.jobs.reconcile.ranges import Range
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
@@ -46,10 +47,10 @@ from tidemark.readers import session
 from tidemark.readers.mysql import connect as mysql_connect
 from tidemark.readers.mysql.snapshot import table_rows as table_rows_of_mysql
 from tidemark.readers.postgres.snapshot import table_rows as table_rows_of_postgres
-from tidemark.readers.snapshot import split_reader
+from tidemark.readers.snapshot import gathered_rows, split_reader
 from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import DifferencesError, TableLockedError
+from tidemark.state.errors import DifferencesError, NoRoomError, TableLockedError
 
 pytestmark = pytest.mark.integration
 
@@ -634,6 +635,38 @@ def test_the_session_that_compares_is_kept_while_tasks_compare_a_large_table(
     monkeypatch.setattr(MirrorComparison, "stage", asked)
     assert found_keys(compared(job)["plain"]) == {"missing": {("2",)}}
     assert set(seen) == {(86400, 1, 30)}
+
+
+@pytest.mark.parametrize("kind", ["mysql", "postgres"])
+def test_rows_of_the_source_for_which_there_is_no_room_keep_no_other_table_from_being_compared(
+    kind: str,
+    postgres_database: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source: Database = request.getfixturevalue(f"{kind}_database")
+    target = request.getfixturevalue("mysql_database") if kind == "postgres" else postgres_database
+    values = ", ".join(f"({n}, '{'x' * 100}')" for n in range(200))
+    source.execute(
+        "CREATE TABLE few (id INT PRIMARY KEY)",
+        "INSERT INTO few VALUES (1)",
+        "CREATE TABLE wide (id INT PRIMARY KEY, note VARCHAR(100))",
+        f"INSERT INTO wide VALUES {values}",
+    )
+    job = job_of(source, target, tmp_path, snapshot={"split_rows": 1000, "parallelism": 2})
+    run_epochs(job)
+    target.execute("DELETE FROM copy_few")
+    monkeypatch.setattr(gathered_rows, "SPILL_BYTES", 10_000)
+    with files_of_at_most(1000):
+        results = compared(job)
+        assert found_keys(results["few"]) == {"missing": {("1",)}}
+        assert str(results["wide"].skipped).startswith("The rows of a split don't fit into ")
+        with pytest.raises(NoRoomError) as caught:
+            reconcile(load_job_file(job), (TableName(source.schema, "wide"),), as_json=False, repair=False)
+    assert caught.value.exit_code == 3
+    assert caught.value.remedy == MAKE_ROOM
+    reconcile(load_job_file(job), (TableName(source.schema, "wide"),), as_json=False, repair=False)
 
 
 class LookCounter(Silent):
