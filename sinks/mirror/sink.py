@@ -442,7 +442,9 @@ def _concerning(table: TableId) -> Iterator[None]:
     try:
         yield
     except (SinkError, SinkBusyError) as error:
-        raise error if error.table is not None else type(error)(error.message, error.remedy, table) from error
+        if error.table is not None:
+            raise
+        raise type(error)(error.message, error.remedy, table) from error
 
 
 def _replace_key(session: Session, target: TargetName, found: TargetTable, clauses: Sequence[str]) -> None:

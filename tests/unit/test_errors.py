@@ -4,8 +4,11 @@ import pickle
 
 import pytest
 
+from tidemark.sinks.mirror.sink import _concerning
+from tidemark.sinks.sink import SinkBusyError
 from tidemark.state.errors import (
     SchemaChangedError,
+    SinkError,
     SourceUnavailableError,
     TidemarkError,
     UnsupportedTypeError,
@@ -45,3 +48,15 @@ def test_what_is_raised_about_columns_of_a_table_names_the_table() -> None:
     with pytest.raises(SourceUnavailableError) as away, concerning(table):
         raise SourceUnavailableError("It is away.", "Wait.")
     assert away.value.table is None
+
+
+def test_an_error_of_a_copy_gets_its_table_once_and_is_never_its_own_cause() -> None:
+    table, other = TableId("shop", "orders"), TableId("shop", "lines")
+    with pytest.raises(SinkBusyError) as caught, _concerning(table):
+        raise SinkBusyError("It is away.", "Wait.")
+    assert caught.value.table == table
+    assert caught.value.__cause__ is not None
+    with pytest.raises(SinkError) as named, _concerning(table):
+        raise SinkError("It is gone.", "Start over.", other)
+    assert named.value.table == other
+    assert named.value.__cause__ is None
