@@ -42,7 +42,7 @@ from tidemark.sinks.mirror.planning import (
     without_defaults,
 )
 from tidemark.sinks.mirror.postgres import session as postgres_session
-from tidemark.sinks.mirror.target import Owner, Session, TargetColumn, TargetName, TargetTable
+from tidemark.sinks.mirror.target import ComparingSql, Owner, Session, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.writer import MirrorWriter
 from tidemark.sinks.sink import (
     Finding,
@@ -398,6 +398,7 @@ class MirrorSink:
             raise_problems(list(table_findings(self.audit.extended(schema), target, existing, session.dialect)))
             sql, rows = session.comparing(target, schema, existing)
             sql.prepare()
+            _require_temporary_tables(sql, schema)
             session.end_transaction("comparing")  # the copy may be read for long before the session is used again
             gate = ValueGate(schema, self.policies, rows.bad_values, rows.as_text)
             of_copy = CopyTable(self.url, self.tls, TableId(target.schema, target.table))
@@ -445,6 +446,18 @@ def _concerning(table: TableId) -> Iterator[None]:
         if error.table is not None:
             raise
         raise type(error)(error.message, error.remedy, table) from error
+
+
+def _require_temporary_tables(sql: ComparingSql, schema: TableSchema) -> None:
+    """Raises SinkError now, if the target refuses them, and not when all of the copy was read."""
+    try:
+        sql.drop(sql.create(schema.key))
+    except SinkError as error:
+        raise type(error)(
+            error.message,
+            f"{error.remedy} To compare, the account needs the right to create temporary tables, too: CREATE TEMPORARY TABLES "
+            "(MySQL, MariaDB) or TEMPORARY (PostgreSQL) on the target database. Then compare again.",
+        ) from error
 
 
 def _replace_key(session: Session, target: TargetName, found: TargetTable, clauses: Sequence[str]) -> None:

@@ -276,6 +276,48 @@ def test_suspects_are_judged_now_and_then_also_if_the_server_compares_all_rows_a
     assert max(seen) <= 5 + 10
 
 
+@on_pairs(0, 2)
+def test_a_target_that_refuses_temporary_tables_says_so_before_the_copy_is_read(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_codes(source, 100)
+    sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+    job = job_of(source, target, tmp_path, sink=sink)
+    run_epochs(job)
+    target.execute("DELETE FROM copy_codes WHERE n = 7")
+    is_postgres, name = target.kind == "postgres", f"few_{target.name}"
+    reader: Any = PostgresRows if is_postgres else MySqlRows
+    pass_on, read = reader.pass_on, list[str]()
+
+    def counted(rows: Any, condition: str, *arguments: Any) -> None:
+        read.append(condition)
+        pass_on(rows, condition, *arguments)
+
+    monkeypatch.setattr(reader, "pass_on", counted)
+    grants = ["GRANT ALL ON ALL TABLES IN SCHEMA public TO", "GRANT ALL ON SCHEMA public TO"]
+    if not is_postgres:
+        grants = [f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP ON {target.name}.* TO"]
+    target.execute(f"CREATE {'ROLE' if is_postgres else 'USER'} {name}{' LOGIN' if is_postgres else ''}")
+    try:
+        target.execute(*(f"{grant} {name}" for grant in grants))
+        if is_postgres:
+            target.execute(f"REVOKE TEMPORARY ON DATABASE {target.name} FROM PUBLIC")
+        endpoint = parse_endpoint(target.url)
+        url = target.url.replace(f"//{endpoint.user}@", f"//{name}@").replace(f"//{endpoint.user}:@", f"//{name}@")
+        assert name in url
+        limited = job_of(source, target, tmp_path, sink=sink | {"url": url})
+        error = compared(limited)["codes"].error
+        assert error is not None
+        assert error.remedy.endswith(" or TEMPORARY (PostgreSQL) on the target database. Then compare again.")
+        assert read == []
+        right = "TEMPORARY ON DATABASE" if is_postgres else "CREATE TEMPORARY TABLES ON"
+        target.execute(f"GRANT {right} {target.name}{'' if is_postgres else '.*'} TO {name}")
+        assert found_keys(compared(limited)["codes"]) == {"missing": {("key 7",)}}
+        assert read
+    finally:
+        target.execute(*([f"DROP OWNED BY {name}", f"DROP ROLE {name}"] if is_postgres else [f"DROP USER {name}"]))
+
+
 @pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "idle_session_timeout"])
 def test_a_copy_that_is_read_for_longer_than_sessions_may_be_idle(
     setting: str,
