@@ -408,7 +408,7 @@ def _leased(job: JobFile, *, standby: bool, recorder: RunRecorder | None) -> Ite
         checkpoint = Checkpoint.at(job.checkpoint)
         checkpoint.remove_leftovers()
         # Before the state is read: what earlier drivers add from here on does not count.
-        yield lease, checkpoint.take_owner() if checkpoint.has_job() else None
+        yield lease, checkpoint.take_first_owner()
 
 
 def _held(
@@ -518,6 +518,7 @@ def _checked_state(
         if admit is not None:  # before anything is created, in the source too
             admit(None, outputs_of(found.schemas, projections_of(job, found.schemas)))
         state = checkpoint.create_job_state(first_job_state(job, found))
+        failpoint("startup.created")
         facts = {"source": found.name, "watermarks": found.watermarks()}
         events.note("started", job=job.job, mode=job.mode, tables=len(state.schemas), start=str(state.start), **facts)
         return state

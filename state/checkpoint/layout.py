@@ -334,7 +334,7 @@ def _epoch_of(name: str) -> int:
 
 
 _DRIVERS: dict[str, int] = {}
-"""The number that this process has taken last, by the checkpoint's URL."""
+"""By the checkpoint's URL: the number that this process has taken last, or the newest one when it found no job there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -669,14 +669,23 @@ class Checkpoint:
         self.store.create(LEASE_FILE, str(uuid.uuid4()).encode())
         return self._read(LEASE_FILE).decode()
 
+    def take_first_owner(self) -> int | None:
+        """Takes a number as `take_owner` does, or returns None where the job was never started. Then the driver takes one with
+        `again` once the job's state is durable, unless another driver has taken one by then."""
+        newest = self.newest_owner()  # before the look: whoever starts the job after it has a greater one
+        if self.has_job():
+            return self.take_owner()
+        _DRIVERS[self.url] = newest
+        return None
+
     def take_owner(self, *, again: bool = False) -> int:
         """Returns a number for this driver that no other driver has, greater than that of each earlier one. From then on
         records that earlier drivers add do not count. To be called before the job's state is read.
 
-        `again`: for a driver that has a number and has read the state. Raises JobHeldError if another driver has taken the job
-        over since: the state is old then."""
+        `again`: for a driver that has read the state. Raises JobHeldError if another driver has taken the job over since this
+        one has called `take_first_owner`, or has taken its number: the state is old then."""
         facts = {"host": socket.gethostname(), "process": os.getpid(), "taken_at_us": time.time_ns() // 1000}
-        known = _DRIVERS.get(self.url) if again else None
+        known = _DRIVERS.get(self.url, 0) if again else None
         while True:
             cuts = self.store.list(CUTS_FOLDER)  # before the number is taken: none of later drivers
             earlier, number = self.store.list(OWNERS_FOLDER), self.newest_owner() + 1
@@ -694,7 +703,8 @@ class Checkpoint:
 
     @property
     def driver(self) -> int:
-        """The number that this process has taken last, the newest one if it has taken none."""
+        """The number that this process has taken last. The newest one if it is no driver of the job; while it starts the job,
+        the newest one when it began."""
         return _DRIVERS.get(self.url, self.newest_owner())
 
     def require_driver(self, driver: int | None = None) -> None:

@@ -91,6 +91,27 @@ def test_a_driver_that_was_frozen_does_not_write_an_epoch_whose_report_was_remov
         source.execute("UPDATE orders SET note = 'fourth' WHERE id = 1")
 
 
+@pytest.mark.parametrize("ends", ["ends", "is killed"])
+def test_a_driver_that_was_frozen_while_it_started_the_job_does_not_take_it_back(
+    source: Database, postgres_database: Database, tmp_path: Path, ends: str
+) -> None:
+    """It has written the job's state, and has no number yet. The other one has planned since, and perhaps must be continued."""
+    job = job_into(tmp_path, source, mirror_into(postgres_database))
+    (tmp_path / "checkpoint").mkdir()
+    another, checkpoint = of_another_process(job), Checkpoint.at(str(tmp_path / "checkpoint"))
+    with frozen_at(tmp_path, "startup.created", lambda: run_epochs(job, another)) as frozen:
+        end_lease(source, job)
+        run_epochs(job) if ends == "ends" else die_at(job, "sink.before_commit")
+        source.execute("UPDATE items SET note = 'second' WHERE id = 1")
+        plans = checkpoint.plan_epochs()
+        assert plans
+        assert isinstance(frozen.thaw(), JobHeldError)
+        assert (checkpoint.plan_epochs(), checkpoint.newest_owner()) == (plans, 1)
+    run_epochs(job)
+    for table in ("orders", "items"):
+        assert copied(postgres_database, source, table) == source.query(f"SELECT * FROM {table} ORDER BY id")
+
+
 EXCLUDED = 'source.exclude_tables=["{schema}.orders"]'
 
 

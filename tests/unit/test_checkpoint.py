@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -387,6 +388,28 @@ def test_a_replaced_driver_removes_nothing_of_an_epoch_and_takes_no_number_again
     third.forget_log_report(4)
     assert not third.has_log_report(4)
     assert frozen.take_owner() == 6, "a new run"
+
+
+def test_a_driver_that_starts_a_job_takes_no_number_after_another_one(tmp_path: Path) -> None:
+    frozen, second = drivers(tmp_path, 2)
+    for takes_over in (False, True, False):  # the last time, the folder was emptied
+        assert frozen.take_first_owner() is None
+        before = frozen.create_job_state(state("one"))
+        if takes_over:
+            assert second.take_first_owner() == 1
+            for act in (
+                frozen.require_driver,
+                lambda before=before: frozen.create_left(before, LEFT),
+                lambda: frozen.take_owner(again=True),
+            ):
+                with pytest.raises(JobHeldError, match="Another driver wrote"):
+                    act()
+            assert (second.newest_owner(), second.left_before()) == (1, [])
+        else:
+            frozen.require_driver()
+            assert [frozen.take_owner(again=True) for _ in range(3)] == [1, 2, 3]
+        for part in (tmp_path / "checkpoint").iterdir():
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
 
 
 WATCHED = WatchedTable(TableId("public", "orders"), 1)
