@@ -274,10 +274,20 @@ def _waits_for_tables(
     while present_us() < until_us and not open_signals(checkpoint) - trouble.signals:
         require_lease(lease, state)
         time.sleep(WAIT_SECONDS)
+        failpoint("startup.waits")
         if trouble.rows is not None:
             trouble.rows.look(events)
+    _require_job(lease, state, checkpoint)
     trouble.refused.clear()
     return True
+
+
+def _require_job(lease: Lease, state: JobState, checkpoint: Checkpoint) -> None:
+    """For a driver that may have been frozen while it waited. Raises JobHeldError if another one has taken the job over, and
+    what `HeldJob.require_lease` does."""
+    while not lease.prove():
+        require_lease(lease, state)  # the source does not answer now
+    checkpoint.require_driver()
 
 
 def _is_of_others(error: TidemarkError) -> bool:

@@ -1,5 +1,6 @@
 """A driver freezes while it heals its job. Another one takes the job over. The first one goes on, and harms nothing."""
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,14 @@ from tests.support.jobs import source_of, write_job
 from tests.support.restoring import backups_of
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
+from tidemark.jobs import startup
+from tidemark.jobs.commands.signal import set_settings
 from tidemark.jobs.recovery.rollback import roll_back
+from tidemark.jobs.sources import acquire_lease
+from tidemark.jobs.tables import parking
 from tidemark.state.checkpoint.layout import Checkpoint, log_report_file
-from tidemark.state.errors import JobHeldError
+from tidemark.state.errors import JobHeldError, TablesParkedError
+from tidemark.state.job_state import Left
 
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(89)]
 
@@ -110,6 +116,33 @@ def test_a_driver_that_was_frozen_while_it_started_the_job_does_not_take_it_back
     run_epochs(job)
     for table in ("orders", "items"):
         assert copied(postgres_database, source, table) == source.query(f"SELECT * FROM {table} ORDER BY id")
+
+
+@pytest.mark.parametrize("successor", ["has ended", "has begun"])
+def test_a_driver_that_was_frozen_while_its_only_table_waits_answers_no_signal_of_its_successor(
+    source: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, successor: str
+) -> None:
+    job = job_into(tmp_path, source, mirror_into(postgres_database))
+    checkpoint, another = Checkpoint.at(str(tmp_path / "checkpoint")), of_another_process(job)
+    only = EXCLUDED.format(schema=source.schema)
+    run_epochs(job, only)
+    state = checkpoint.job_state()
+    assert state is not None
+    (schema,) = state.schemas
+    waits = Left(schema.table, schema.version, "It was altered.", parking.present_us(), parking.MAX_HEALS + 1)
+    checkpoint.create_left(state, (waits,))
+    monkeypatch.setattr(startup, "WAIT_SECONDS", 0.0)
+    with frozen_at(tmp_path, "startup.waits", lambda: run_epochs(job, another, only, "trigger=1s")) as frozen:
+        end_lease(source, job)
+        if successor == "has ended":
+            with pytest.raises(TablesParkedError):
+                run_epochs(job, only)
+        settings = load_job_file(job)
+        with acquire_lease(settings, wait=True) if successor == "has begun" else contextlib.nullcontext():
+            set_settings(settings, ["snapshot.parallelism=3"])
+            assert isinstance(frozen.thaw(), JobHeldError)
+            ((_, answer),) = checkpoint.signals().values()
+            assert answer is None
 
 
 EXCLUDED = 'source.exclude_tables=["{schema}.orders"]'
