@@ -41,7 +41,7 @@ from tidemark.jobs.spark.sessions import SparkSessions, has_session
 from tidemark.jobs.spark.submitted import local_slots, was_submitted
 from tidemark.jobs.startup import OpenedJob, open_job, require_another_startup
 from tidemark.jobs.tables.discovery import Discovery
-from tidemark.jobs.tables.parking import known_tables, next_return_us, require_none_parked
+from tidemark.jobs.tables.parking import is_due, known_tables, present_us, require_none_parked, waiting_tables
 from tidemark.sinks.sink import JobIdentity, KnowsCopies
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
@@ -202,7 +202,7 @@ class _Run:
         self._discovery = discovery
         self._rows = opened.rows
         self._known = known_tables(context.job, context.state, opened.held.looked_at_us)
-        self._next_return_us = next_return_us(context.job, context.state, opened.held.looked_at_us)
+        self._waiting = waiting_tables(context.job, context.state, opened.held.looked_at_us)
         self._max_epochs = summary.epochs + 1 if opened.finishes else None
         self._held = opened.held
         self._checkpoint = context.checkpoint
@@ -294,11 +294,7 @@ class _Run:
             return
         if self._looks_for_tables and self._discovery.look(self._known):
             self.must_open_again = True
-        if (
-            self._looks_for_tables
-            and self._next_return_us is not None
-            and time.time_ns() // 1000 >= self._next_return_us
-        ):
+        if self._looks_for_tables and is_due(self._waiting, present_us()):
             self.must_open_again = True
         if self._rows is not None:
             self._rows.look(self._events)

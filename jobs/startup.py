@@ -48,10 +48,11 @@ from tidemark.jobs.tables.parking import (
     all_parked,
     answer_signals,
     can_t_come_back,
+    comes_back_at_us,
     has_away,
+    is_due,
     is_excluded,
     leaving_tables,
-    next_return_us,
     open_signals,
     park_absent,
     parks,
@@ -65,6 +66,7 @@ from tidemark.jobs.tables.parking import (
     tell_parked,
     to_be_found,
     unfinished_epoch,
+    waiting_tables,
 )
 from tidemark.jobs.tables.schema_changes import as_schema_change, changes_columns
 from tidemark.readers.findings import Finding, raise_passing, raise_refusals
@@ -263,15 +265,16 @@ def _waits_for_tables(
     state = checkpoint.job_state()
     if state is None or not isinstance(job.trigger, Every) or job.mode == "full":
         return False
-    until_us = next_return_us(job, state, trouble.looked_at_us)
-    if until_us is None:
+    waiting = waiting_tables(job, state, trouble.looked_at_us)
+    if not waiting:
         return False
     if recorder is not None:
         recorder.begin()
-    if present_us() < until_us:
+    if not is_due(waiting, present_us()):
         tell_parked(job, state, events)
-        events.note("warning", text=f"{error.message} The job waits until {time_text(until_us)} UTC, or for a signal.")
-    while present_us() < until_us and not open_signals(checkpoint) - trouble.signals:
+        until = time_text(min(comes_back_at_us(left, trouble.looked_at_us) for left in waiting))
+        events.note("warning", text=f"{error.message} The job waits until {until} UTC, or for a signal.")
+    while not (is_due(waiting, present_us()) or open_signals(checkpoint) - trouble.signals):
         require_lease(lease, state)
         time.sleep(WAIT_SECONDS)
         failpoint("startup.waits")

@@ -300,11 +300,17 @@ def _wait_us(left: Left) -> int:
     return min(FIRST_WAIT_SECONDS << min(waits - 1, 16), LONGEST_WAIT_SECONDS) * 1_000_000
 
 
-def next_return_us(job: JobFile, state: JobState, now_us: int) -> int | None:
-    """Returns when the first of the tables that wait comes back, microseconds since 1970. None if none does. `now_us`: when the
-    start looked for tables. Those whose time had come wait for the next start: this one could not have them back."""
-    times = [comes_back_at_us(left, now_us) for left in _stale(job, state) if _comes_back(job, left)]
-    return min((time for time in times if time > now_us), default=None)
+def waiting_tables(job: JobFile, state: JobState, now_us: int) -> tuple[Left, ...]:
+    """The tables that come back by themselves later. `now_us`: when the start looked for tables. Those whose time had come wait
+    for the next start: this one could not have them back."""
+    return tuple(
+        left for left in _stale(job, state) if _comes_back(job, left) and comes_back_at_us(left, now_us) > now_us
+    )
+
+
+def is_due(waiting: Iterable[Left], now_us: int) -> bool:
+    """True if the time of one of these tables has come. To be asked again and again: the clock may be set back meanwhile."""
+    return any(comes_back_at_us(left, now_us) <= now_us for left in waiting)
 
 
 def was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema) -> bool:

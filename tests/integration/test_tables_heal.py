@@ -1,7 +1,9 @@
 """A table whose schema was changed comes back by itself (docs/adr/0027)."""
 
 import contextlib
+import os
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,15 @@ from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Ui
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.enumerator import enumerator
-from tidemark.jobs import startup
+from tidemark.jobs import run, startup
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.epoch.planner import Planner
+from tidemark.jobs.monitoring.progress import JobProgress
+from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.startup import open_job
 from tidemark.jobs.tables import parking
 from tidemark.jobs.tables.discovery import Discovery
-from tidemark.jobs.tables.parking import MAX_HEALS, known_tables, next_return_us, require_none_parked
+from tidemark.jobs.tables.parking import MAX_HEALS, is_due, known_tables, require_none_parked, waiting_tables
 from tidemark.readers.mysql.source import FoundMySql
 from tidemark.readers.mysql.statements import classify
 from tidemark.readers.postgres.source import FoundPostgres
@@ -446,7 +450,7 @@ def test_a_view_of_a_mirror_keeps_a_column_from_being_replaced(
 
 def set_clock(patch: pytest.MonkeyPatch, clock: list[int]) -> None:
     """`clock` has the present time, in microseconds since 1970."""
-    for module in (parking, startup):
+    for module in (parking, startup, run):
         patch.setattr(module, "present_us", lambda: clock[0])
 
 
@@ -515,7 +519,9 @@ def test_the_time_of_a_table_that_waits_comes_within_a_start(
         held = opened.held
         (left,) = held.state.left
         assert (left.why, left.heals) == ("It was altered.", MAX_HEALS + 1)
-        assert next_return_us(opened.job, held.state, held.looked_at_us) == clock[0] - 1_000_000
+        (waiting,) = waiting_tables(opened.job, held.state, held.looked_at_us)
+        assert is_due([waiting], clock[0])
+        assert not is_due([waiting], clock[0] - 1_000_001)
     run_epochs(job)
     assert_copied(tmp_path / "out", source)
 
@@ -567,6 +573,48 @@ def test_the_clock_was_set_back_after_a_table_had_left(
         set_clock(monkeypatch, [now_us + 2 * wait_us])
     run_epochs(job)
     assert_copied(tmp_path / "out", source)
+
+
+class ClockSetBack(Notes):
+    """Sets the clock back as soon as a run says that the table is parked. Stops the run after the first epoch in which it has
+    come back."""
+
+    def __init__(self, clock: list[int]) -> None:
+        super().__init__()
+        self.clock, self.goes_on = clock, True
+
+    def note(self, event: str, **facts: Any) -> None:
+        if event == "parked" and "parked" not in dict(self.found):
+            self.clock[0] -= 30 * 24 * 3_600_000_000
+        super().note(event, **facts)
+
+    def progress(self, progress: JobProgress) -> None:
+        if self.goes_on and progress.caught_up and "joined" in dict(self.found):
+            self.goes_on = False
+            os.kill(os.getpid(), signal.SIGTERM)  # a run takes it while it shows its progress
+
+
+@pytest.mark.parametrize("others", ["go on", "there are none"])
+def test_the_clock_is_set_back_while_a_job_runs_on(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: str
+) -> None:
+    """A table had left while the clock was a month ahead. It does not wait for so long."""
+    source = mysql_database
+    create_tables(source, rows=20, uids=Uids())
+    excluded = [f"{source.schema}.{table}" for table in KEYS if table != "customers"] if others != "go on" else []
+    job = job_of(source, tmp_path, exclude_tables=excluded, discover_seconds=0)
+    run_epochs(job)
+    clock = [time.time_ns() // 1000 + 30 * 24 * 3_600_000_000]
+    set_clock(monkeypatch, clock)
+    left = Left(TableId(source.schema, "customers"), 1, "It was altered.", clock[0], MAX_HEALS + 1)
+    Checkpoint.at(str(tmp_path / "checkpoint")).create_left(state_of(tmp_path), (left,))
+    source.execute("UPDATE customers SET version = version + 1")
+    every = load_job_file(job, ["trigger=100ms", "snapshot.split_rows=2000", "snapshot.parallelism=16"])
+    notes, summary = ClockSetBack(clock), RunSummary()
+    run.run_job(every, notes, summary, standby=True)
+    assert summary.interrupted
+    assert [event for event in told(notes) if event[0] != "left"] == [("parked", "customers"), ("joined", "customers")]
+    assert_equal(tmp_path, source, "customers", *(["orders", "order_lines"] if others == "go on" else []))
 
 
 def test_a_table_that_waits_and_is_gone_then_waits_for_longer(
