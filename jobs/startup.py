@@ -470,8 +470,10 @@ def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None,
                 steering = steering_at(Checkpoint.at(job.checkpoint))  # signals about tables are answered now, too
             return HeldJob(found.server(_but(state, trouble.kept)), state, lease, steering, trouble.looked_at_us)
     except NothingSelectedError as error:
-        if state is None or state.schemas or not has_away(job, state):
+        if error.table is not None or state is None or state.schemas or not has_away(job, state):
             raise
+        if opens:
+            state = park_absent(job, state, {}, (), trouble.looked_at_us)
         raise all_parked(job, state) from error
 
 

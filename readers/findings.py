@@ -77,21 +77,21 @@ def raise_passing(findings: Iterable[Finding]) -> None:
             raise SourceUnavailableError(finding.message, finding.remedy)
 
 
-def raise_refusals(findings: Iterable[Finding]) -> None:
-    """Raises one SourceNotUsableError for all findings that refuse. It names the first MAX_NAMED and counts the others. If each
-    is about a table, the error's `table` is that of the first."""
+def raise_refusals(findings: Iterable[Finding], kind: type[SourceNotUsableError] = SourceNotUsableError) -> None:
+    """Raises one error for all findings that refuse. It names the first MAX_NAMED and counts the others. If each is about a
+    table, the error's `table` is that of the first."""
     refusals = [finding for finding in findings if finding.severity == "refuse"]
     if not refusals:
         return
     if len(refusals) == 1:
-        raise SourceNotUsableError(refusals[0].message, refusals[0].remedy, refusals[0].table)
+        raise kind(refusals[0].message, refusals[0].remedy, refusals[0].table)
     named = refusals[:MAX_NAMED]
     more = f" And {len(refusals) - MAX_NAMED} more." if len(refusals) > MAX_NAMED else ""
     numbered = " ".join(f"({number}) {finding.message}" for number, finding in enumerate(named, 1))
     remedies: dict[str, list[int]] = {}
     for number, finding in enumerate(named, 1):
         remedies.setdefault(finding.remedy, []).append(number)
-    raise SourceNotUsableError(
+    raise kind(
         f"The job can't start: {len(refusals)} problems. {numbered}{more}",
         " ".join(f"({', '.join(map(str, numbers))}) {remedy}" for remedy, numbers in remedies.items()),
         named[0].table if all(finding.table is not None for finding in refusals) else None,

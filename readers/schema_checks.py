@@ -5,9 +5,18 @@ from dataclasses import dataclass, field, replace
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableGlob, TableName, setting_of
-from tidemark.readers.findings import MAX_NAMED, Finding, SettingError, exclusion_of, of_error, refusal, warning
+from tidemark.readers.findings import (
+    MAX_NAMED,
+    Finding,
+    SettingError,
+    exclusion_of,
+    of_error,
+    raise_refusals,
+    refusal,
+    warning,
+)
 from tidemark.readers.projection.settings import columns_read
-from tidemark.state.errors import JobFileError, NothingSelectedError, UnsupportedTypeError
+from tidemark.state.errors import JobFileError, NothingSelectedError, SourceNotUsableError, UnsupportedTypeError
 from tidemark.state.projection import TableProjection
 from tidemark.state.remedies import ANOTHER_KEY, NEEDS_KEY, read_again
 from tidemark.state.table import Column, TableId, TableSchema
@@ -142,6 +151,14 @@ def without_excluded(selected: Iterable[TableId], exclude: Sequence[TableGlob]) 
             "source.exclude_tables excludes every table that source.tables names.", "Correct one of the two."
         )
     return kept
+
+
+def raise_useless(useless: Sequence[SourceNotUsableError]) -> None:
+    """Raises one error for all entries of `source.tables` that can't be used: NothingSelectedError if they only match
+    nothing."""
+    match_nothing = all(isinstance(error, NothingSelectedError) for error in useless)
+    kind = NothingSelectedError if match_nothing else SourceNotUsableError
+    raise_refusals((of_error(error, table=error.table) for error in useless), kind)
 
 
 def warnings_of_wildcards(unmatched: Iterable[TableGlob]) -> list[Finding]:

@@ -108,7 +108,7 @@ class RowsAttachedError(PartitionsChangedError):
 
 
 class NothingSelectedError(SourceNotUsableError):
-    """`source.exclude_tables` leaves no table."""
+    """`source.tables` and `source.exclude_tables` leave no table."""
 
 
 class UnknownLogEventError(SourceNotUsableError):

@@ -643,6 +643,33 @@ def test_a_table_that_waits_and_is_gone_then_waits_for_longer(
     assert_copied(tmp_path / "out", source)
 
 
+@pytest.mark.parametrize("selects", ["nothing else", "others that are excluded"])
+def test_the_only_table_of_a_wildcard_waits_and_is_gone_then_waits_for_longer(
+    any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selects: str
+) -> None:
+    source, schema = any_source_database, any_source_database.schema
+    create_tables(source, rows=20, uids=Uids())
+    excluded = [] if selects == "nothing else" else [f"{schema}.order*"]
+    job = job_of(
+        source, tmp_path, tables=[f"{schema}.cust*" if not excluded else f"{schema}.*"], exclude_tables=excluded
+    )
+    run_epochs(job)
+    checkpoint, clock = Checkpoint.at(str(tmp_path / "checkpoint")), [time.time_ns() // 1000]
+    set_clock(monkeypatch, clock)
+    left = Left(TableId(schema, "customers"), 1, "It was altered.", clock[0], MAX_HEALS + 1)
+    checkpoint.create_left(state_of(tmp_path), (left,))
+    drop, *create = recreated(source)
+    source.execute(drop)
+    for heals in (1, 2, 3):
+        with pytest.raises(TablesParkedError, match="only table is parked"):
+            run_epochs(job)
+        assert [left.heals for left in state_of(tmp_path).left] == [MAX_HEALS + heals]
+        clock[0] += parking.LONGEST_WAIT_SECONDS * 1_000_000
+    source.execute(*create)
+    run_epochs(job)
+    assert_equal(tmp_path, source, "customers")
+
+
 def test_with_stop_a_changed_table_stops_the_job(any_source_database: Database, tmp_path: Path) -> None:
     source = any_source_database
     create_tables(source, rows=10, uids=Uids())

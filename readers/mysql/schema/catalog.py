@@ -3,12 +3,13 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tidemark.conf.tables import TableGlob
-from tidemark.readers.findings import Finding, of_error, own_table_refused, raise_refusals
+from tidemark.readers.findings import Finding, own_table_refused
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.schema.table_facts import FEW_TABLES, TABLE_KINDS, Index, TableFacts, read_tables
 from tidemark.readers.mysql.schema.types import canonical_type, check_logged_form, parse_source_type
 from tidemark.readers.schema_checks import (
     BACK_AGAIN,
+    raise_useless,
     require_copied_key,
     require_excluded_columns,
     require_fitting_override,
@@ -19,7 +20,13 @@ from tidemark.readers.schema_checks import (
     without_excluded,
 )
 from tidemark.readers.statistics import TableStatistics
-from tidemark.state.errors import JobFileError, SchemaChangedError, SourceNotUsableError, UnsupportedTypeError
+from tidemark.state.errors import (
+    JobFileError,
+    NothingSelectedError,
+    SchemaChangedError,
+    SourceNotUsableError,
+    UnsupportedTypeError,
+)
 from tidemark.state.source_types import SPATIAL_TYPES
 from tidemark.state.table import Column, TableId, TableSchema, is_own_table
 
@@ -62,7 +69,7 @@ def select_tables(
         for glob, tables in found.items()
         if not tables and (each_matches or not selected or glob.only_table is not None)
     ]
-    raise_refusals(of_error(error, table=error.table) for error in useless)
+    raise_useless(useless)
     return without_excluded(selected, exclude)
 
 
@@ -261,7 +268,7 @@ def _nothing_found(glob: TableGlob, kinds: Mapping[TableId, str]) -> SourceNotUs
                 f"{table} in source.tables is not a table but a {kinds[table].lower()}, which has no rows in the log.",
                 "Name the tables behind it instead.",
             )
-    return SourceNotUsableError(
+    return NothingSelectedError(
         f"source.tables: {glob.text} matches no table that the account may read.",
         f"{spelling_hint(glob, kinds)}Check the spelling (names are case-sensitive), and GRANT SELECT on the tables to the "
         f"account. {BACK_AGAIN}",

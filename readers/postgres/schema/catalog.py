@@ -4,12 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemark.conf.tables import TableGlob
-from tidemark.readers.findings import Finding, of_error, own_table_refused, raise_refusals
+from tidemark.readers.findings import Finding, own_table_refused
 from tidemark.readers.postgres.connect import Connection
 from tidemark.readers.postgres.schema.table_facts import TableFacts, UniqueIndex
 from tidemark.readers.postgres.schema.types import canonical_type, is_toastable, list_type
 from tidemark.readers.schema_checks import (
     BACK_AGAIN,
+    raise_useless,
     require_copied_key,
     require_excluded_columns,
     require_fitting_override,
@@ -19,7 +20,7 @@ from tidemark.readers.schema_checks import (
     warnings_of_wildcards,
     without_excluded,
 )
-from tidemark.state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
+from tidemark.state.errors import JobFileError, NothingSelectedError, SourceNotUsableError, UnsupportedTypeError
 from tidemark.state.table import Column, TableId, TableSchema, is_own_table
 
 _CANDIDATES = """
@@ -84,7 +85,7 @@ def select_tables(
         for glob, tables in found.items()
         if not tables and (each_matches or not selected or glob.only_table is not None)
     ]
-    raise_refusals(of_error(error, table=error.table) for error in useless)
+    raise_useless(useless)
     kept = without_excluded(selected, exclude)
     chosen = frozenset(kept)
     return [table for table in kept if chosen.isdisjoint(above.get(table, ()))]
@@ -194,7 +195,7 @@ def _nothing_found(glob: TableGlob, kinds: Mapping[TableId, str]) -> SourceNotUs
                 f"{named} in source.tables is no table but {_OTHER_KINDS[kind]}, which has no rows in the log.",
                 "Name the tables behind it instead.",
             )
-    return SourceNotUsableError(
+    return NothingSelectedError(
         f"source.tables: {glob.text} matches no table of the database.",
         f"{spelling_hint(glob, kinds)}Tables are named schema.table, names are case-sensitive, and the database is the one "
         "in source.url. "
