@@ -31,7 +31,14 @@ from tidemark.jobs.recovery.server_upgrade import tidy_marks
 from tidemark.jobs.recovery.set_back import goes_back
 from tidemark.jobs.signals.repairs import read_again
 from tidemark.jobs.signals.signal_table import SignalTable
-from tidemark.jobs.signals.steering import answer_steering, require_goes_on, steered, steering_at, tell_steering
+from tidemark.jobs.signals.steering import (
+    answer_steering,
+    log_of_slot,
+    require_goes_on,
+    steered,
+    steering_at,
+    tell_steering,
+)
 from tidemark.jobs.sinks import make_sink, sink_identity
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.tables.job_tables import (
@@ -273,7 +280,8 @@ def _waits_for_tables(
     if not is_due(waiting, present_us()):
         tell_parked(job, state, events)
         until = time_text(min(comes_back_at_us(left, trouble.looked_at_us) for left in waiting))
-        events.note("warning", text=f"{error.message} The job waits until {until} UTC, or for a signal.")
+        text = f"{error.message} The job waits until {until} UTC, or for a signal. {log_of_slot(job)}"
+        events.note("warning", text=text.rstrip())
     while not (is_due(waiting, present_us()) or open_signals(checkpoint) - trouble.signals):
         require_lease(lease, state)
         time.sleep(WAIT_SECONDS)

@@ -155,9 +155,13 @@ def waits(job: JobFile) -> bool:
 
 def kept_log(job: JobFile) -> str:
     """Returns a sentence about the source's log during a pause."""
-    if job.source.url.kind == "postgresql":
-        return "Meanwhile the replication slot keeps the server's log: watch the disk."
-    return "The server must keep its log meanwhile."
+    return log_of_slot(job) or "The server must keep its log meanwhile."
+
+
+def log_of_slot(job: JobFile) -> str:
+    """Returns a sentence about the log that a replication slot keeps while nothing reads it, "" for a source without slots."""
+    has_slot = job.source.url.kind == "postgresql"
+    return "Meanwhile the replication slot keeps the server's log: watch the disk." if has_slot else ""
 
 
 def tell_steering(job: JobFile, steering: Steering, events: Events) -> None:

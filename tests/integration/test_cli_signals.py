@@ -274,6 +274,8 @@ def test_a_job_that_runs_on_and_whose_only_table_waits_takes_a_signal(
     run_to_end(job, *BY_DRIVER, expect=9)
     with running(job, *BY_DRIVER, "--set", "trigger=100ms") as process:
         process.wait_until(lambda: any("The job waits until" in str(event) for event in process.events()))
+        (text,) = [event["text"] for event in process.events() if "The job waits until" in str(event)]
+        assert ("replication slot keeps the server's log" in text) == (database.kind == "postgres")
         assert "running since" in printed(job, "status")
         printed(job, "signal", "resnapshot", "--table", f"{database.schema}.customers")
         process.wait_until(lambda: has(process, "joined"))
