@@ -132,9 +132,11 @@ class FoundSource(Protocol):
     def first_start(self) -> Position:
         """Returns the position from which a new job reads the log. What is committed after this call is in that log."""
 
-    def joining_start(self, tables: Sequence[TableId]) -> Position:
+    def joining_start(self, tables: Sequence[TableId], *, goes_on: bool = False) -> Position:
         """Returns the log's end: the position from which tables that join a running job are read. PostgreSQL: publishes
-        the tables first. Without tables: the position from which a job goes on."""
+        the tables first. Without tables: from which rows are read again. `goes_on`: the job skips the log up to there, so that
+        it does not read the time of its newest transaction, which a failover asks for. Then MySQL's position has it: an older
+        file of the log may have to be read for it."""
 
     def schemas_now(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSchema]:
         """Returns the schemas of these tables, read again. A table that is refused now is missing."""

@@ -277,7 +277,7 @@ class FoundJournal:
     def first_start(self) -> WalPosition:
         return WalPosition(self.journal.end())
 
-    def joining_start(self, tables: Sequence[TableId]) -> WalPosition:
+    def joining_start(self, tables: Sequence[TableId], *, goes_on: bool = False) -> WalPosition:
         return WalPosition(self.journal.end())
 
     def schemas_now(self, tables: Sequence[TableId]) -> dict[TableId, TableSchema]:

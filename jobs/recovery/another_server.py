@@ -134,7 +134,7 @@ def _go_on_there(
             place = _without_lost(job, state, now, found, rows)
         else:
             text = f"{lost.message} So the rows of all tables are read again (source.on_log_lost)."
-            place = _Place(found.joining_start(()), text, {schema.table for schema in state.schemas})
+            place = _Place(found.joining_start((), goes_on=True), text, {schema.table for schema in state.schemas})
     if place.leaving:
         leave_to_come_back(checkpoint, state, place.leaving)
         failpoint("another_server.left")

@@ -103,7 +103,7 @@ def goes_back(
     if position is None:
         with find_readable(job, state) as found:
             raise_passing(found.findings)
-            start = found.joining_start(())
+            start = found.joining_start((), goes_on=True)
         what = "So the rows of all tables are read again (source.on_log_lost)."
     else:
         start = position

@@ -210,11 +210,13 @@ class FoundMySql(FoundTables):
     def first_start(self) -> BinlogPosition:
         if self.job.mode == "incremental":
             return self._with_file_start(self._positions().resolve(self.job.log_start))
-        return self.joining_start(())
+        return self._log_end(dated=True)
 
-    def joining_start(self, tables: Sequence[TableId]) -> BinlogPosition:
-        # A job that has read more than that is asked for the time of what it has read.
-        anchor = self._positions().find_anchor(dated=not tables)
+    def joining_start(self, tables: Sequence[TableId], *, goes_on: bool = False) -> BinlogPosition:
+        return self._log_end(dated=goes_on)  # else the job knows the time of what it has read
+
+    def _log_end(self, *, dated: bool) -> BinlogPosition:
+        anchor = self._positions().find_anchor(dated=dated)
         if self.job.has_snapshot and self.info.gtid_mode != "ON":
             await_xa_commits(self._log(), self.connection, anchor)
         return self._with_file_start(anchor)

@@ -458,7 +458,7 @@ class FoundPostgres(FoundTables):
             )
         return WalPosition(wanted.lsn)
 
-    def joining_start(self, tables: Sequence[TableId]) -> WalPosition:
+    def joining_start(self, tables: Sequence[TableId], *, goes_on: bool = False) -> WalPosition:
         """Waits for the transactions that were open when the tables were published: the log may lack their changes to these
         tables. Everything before the returned position is visible to every later snapshot."""
         add_tables(self.connection, self.job.publication, tables, seconds=JOINING_WAIT_SECONDS)

@@ -12,6 +12,8 @@ from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import POSTGRES_TABLES, TABLES, Uids, Writers, connect_for_transactions, create_tables
 from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
 from tidemark.readers.mysql.binlog.positions import LogPositions
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -65,7 +67,7 @@ def state_of(job: Path) -> JobState:
 
 
 @pytest.mark.parametrize("kind", ["mysql", pytest.param("mariadb", marks=pytest.mark.every_server)])
-def test_no_older_file_of_the_log_is_read_for_a_table_that_joins(
+def test_no_older_file_of_the_log_is_read_for_a_table_that_joins_and_for_rows_that_are_read_again(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The newest file has no transactions. Only a job that begins needs the time of the newest one, which an older file has."""
@@ -90,6 +92,13 @@ def test_no_older_file_of_the_log_is_read_for_a_table_that_joins(
     database.execute("FLUSH BINARY LOGS")
     run_epochs(job)
     assert max(map(len, files)) == 1
+    files.clear()
+    resnapshot(load_job_file(job), [TableName(database.schema, "orders")], keys=["1..3"])
+    database.execute("UPDATE orders SET version = version + 1", "FLUSH BINARY LOGS")
+    run_epochs(job)
+    assert max(map(len, files)) == 1
+    (outcome,) = Checkpoint.at(load_job_file(job).checkpoint).outcomes().values()
+    assert outcome.accepted, outcome.text
     assert_copied(tmp_path / "out", database)
 
 
