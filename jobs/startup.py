@@ -281,7 +281,7 @@ def _waits_for_tables(
         tell_parked(job, state, events)
         until = time_text(min(comes_back_at_us(left, trouble.looked_at_us) for left in waiting))
         text = f"{error.message} The job waits until {until} UTC, or for a signal. {log_of_slot(job)}"
-        events.note("warning", text=text.rstrip())
+        events.note("waiting", text=text.rstrip())
     while not (is_due(waiting, present_us()) or open_signals(checkpoint) - trouble.signals):
         require_lease(lease, state)
         time.sleep(WAIT_SECONDS)

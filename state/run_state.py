@@ -1,7 +1,7 @@
 """The state of a run, as `status`, the report and the metrics tell it, and the moves that it can make.
 
     starting ─▶ snapshot ─▶ following ─▶ stopping ─▶ ended
-        ▲  └──────▶ paused        │          └─────▶ failed
+        ▲  └──────▶ paused, waiting          └─────▶ failed
         └── the job is opened again: a signal, a new table, a parked table
 
 Every state but the last three can end, fail or die. The driver's events lead from one state to the next (`after_event`,
@@ -15,12 +15,14 @@ from tidemark.state.phase import Phase
 
 
 class RunState(Enum):
-    """`snapshot`: rows are read, and the log between them. `stopping`: the running epoch is the last one."""
+    """`snapshot`: rows are read, and the log between them. `waiting`: all tables are parked, and one will come back by itself.
+    `stopping`: the running epoch is the last one."""
 
     STARTING = "starting"
     SNAPSHOT = "snapshot"
     FOLLOWING = "following"
     PAUSED = "paused"
+    WAITING = "waiting"
     STOPPING = "stopping"
     ENDED = "ended"
     FAILED = "failed"
@@ -35,11 +37,14 @@ _OVER = {RunState.ENDED, RunState.FAILED, RunState.DEAD}
 
 NEXT: Mapping[RunState, frozenset[RunState]] = {
     RunState.STARTING: frozenset(
-        {RunState.SNAPSHOT, RunState.FOLLOWING, RunState.PAUSED, RunState.STOPPING, *_OVER},
+        {RunState.SNAPSHOT, RunState.FOLLOWING, RunState.PAUSED, RunState.WAITING, RunState.STOPPING, *_OVER},
     ),
-    RunState.SNAPSHOT: frozenset({RunState.STARTING, RunState.FOLLOWING, RunState.STOPPING, *_OVER}),
-    RunState.FOLLOWING: frozenset({RunState.STARTING, RunState.STOPPING, *_OVER}),
-    RunState.PAUSED: frozenset({RunState.STARTING, RunState.STOPPING, *_OVER}),
+    RunState.SNAPSHOT: frozenset(
+        {RunState.STARTING, RunState.FOLLOWING, RunState.WAITING, RunState.STOPPING, *_OVER},
+    ),
+    RunState.FOLLOWING: frozenset({RunState.STARTING, RunState.WAITING, RunState.STOPPING, *_OVER}),
+    RunState.PAUSED: frozenset({RunState.STARTING, RunState.WAITING, RunState.STOPPING, *_OVER}),
+    RunState.WAITING: frozenset({RunState.STARTING, RunState.STOPPING, *_OVER}),
     RunState.STOPPING: frozenset(_OVER),
     RunState.ENDED: frozenset(),
     RunState.FAILED: frozenset(),
@@ -50,6 +55,7 @@ NEXT: Mapping[RunState, frozenset[RunState]] = {
 _EVENTS = {
     "started": RunState.STARTING,
     "resumed": RunState.STARTING,
+    "waiting": RunState.WAITING,
     "stopping": RunState.STOPPING,
     "finished": RunState.ENDED,
     "failed": RunState.FAILED,

@@ -26,8 +26,9 @@ class Events(Protocol):
     """Receives the events of a run, in the driver's main thread."""
 
     def note(self, event: str, **facts: Any) -> None:
-        """Reports an event: started, resumed, joined, altered, moved, left, parked, paused, snapshot_stopped, settings,
-        signal, repair, warning, unreachable, reachable, spark, stopping, finished, failed, metrics (docs/monitoring.md)."""
+        """Reports an event: started, resumed, joined, altered, moved, left, parked, waiting, paused, snapshot_stopped,
+        settings, signal, repair, warning, unreachable, reachable, spark, stopping, finished, failed, metrics
+        (docs/monitoring.md)."""
 
     def progress(self, progress: JobProgress) -> None:
         """Reports the job's progress; called up to a few times per second."""

@@ -6,6 +6,7 @@ Counters come from the checkpoint and count since the job's first start: a resta
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tidemark.conf.model import JobFile
@@ -37,6 +38,9 @@ class JobMetrics:
 
     def note(self, event: str) -> None:
         self._state = after_event(self._state, event)
+        if self._state is RunState.WAITING and self._shown is not None:
+            progress, shown_at = self._shown  # nobody looks at the log now, and the copies grow older
+            self._shown = replace(progress, caught_up=False, lag_bytes=None), shown_at
 
     def collect(self) -> "Iterator[Metric]":
         from prometheus_client.core import GaugeMetricFamily

@@ -77,7 +77,12 @@ def _phase_text(phase: str, run: RunRecord | None, now_us: int) -> str:
     if run is None or state is None or (run.exit_code == 0 and phase == "done"):
         return PHASES[phase]
     if not state.is_over:
-        is_telling = state in (RunState.STARTING, RunState.PAUSED, RunState.STOPPING)  # the others are phases
+        is_telling = state in (
+            RunState.STARTING,
+            RunState.PAUSED,
+            RunState.WAITING,
+            RunState.STOPPING,
+        )  # the others are phases
         return f"{PHASES[phase]} · {state.value}" if is_telling else PHASES[phase]
     return short_text_of(run, now_us)
 

@@ -80,7 +80,7 @@ def split_records(facts: ReportFacts) -> tuple[list[Record], LogScale]:
 
 def event_records(facts: ReportFacts) -> list[Record]:
     """All kept events, oldest first. `kind` decides colour and shape in the charts."""
-    kinds = {"started": "start", "resumed": "start", "error": "error", "warning": "warning"}
+    kinds = {"started": "start", "resumed": "start", "error": "error", "warning": "warning", "waiting": "warning"}
     events = [*facts.events.events]
     if facts.events.first is not None and facts.events.first not in events:
         events.insert(0, facts.events.first)

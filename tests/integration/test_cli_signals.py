@@ -273,12 +273,16 @@ def test_a_job_that_runs_on_and_whose_only_table_waits_takes_a_signal(
     leave_and_wait(job, "customers", 300)
     run_to_end(job, *BY_DRIVER, expect=9)
     with running(job, *BY_DRIVER, "--set", "trigger=100ms") as process:
-        process.wait_until(lambda: any("The job waits until" in str(event) for event in process.events()))
-        (text,) = [event["text"] for event in process.events() if "The job waits until" in str(event)]
+        process.wait_until(lambda: has(process, "waiting"))
+        (text,) = [event["text"] for event in process.events() if event["event"] == "waiting"]
+        assert "The job waits until" in text
         assert ("replication slot keeps the server's log" in text) == (database.kind == "postgres")
-        assert "running since" in printed(job, "status")
+        status = printed(job, "status")
+        assert "running since" in status
+        assert ": waiting" in status
         printed(job, "signal", "resnapshot", "--table", f"{database.schema}.customers")
         process.wait_until(lambda: has(process, "joined"))
+        process.wait_until(lambda: ": following" in printed(job, "status"))
         database.execute("UPDATE customers SET version = version + 1")
         os.kill(process.popen.pid, signal.SIGTERM)
         assert process.wait() == 130

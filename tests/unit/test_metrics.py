@@ -31,11 +31,13 @@ PROGRESS = JobProgress(
 )
 
 
-def scraped(progress: JobProgress | None) -> dict[str, float]:
+def scraped(progress: JobProgress | None, *events: str) -> dict[str, float]:
     metrics, registry = JobMetrics("shop"), CollectorRegistry()
     registry.register(metrics)
     if progress is not None:
         metrics.show(progress)
+    for event in events:
+        metrics.note(event)
     families = text_string_to_metric_families(generate_latest(registry).decode())
     samples = [sample for family in families for sample in family.samples]
     assert len({(sample.name, tuple(sample.labels.items())) for sample in samples}) == len(samples)
@@ -54,6 +56,17 @@ def test_lag_grows_until_the_job_has_caught_up() -> None:
     assert "tidemark_lag_seconds" not in scraped(replace(PROGRESS, lag_seconds=None))
     assert "tidemark_lag_bytes" not in scraped(PROGRESS)
     assert "tidemark_table_splits shop.orders" not in scraped(PROGRESS)
+
+
+def test_the_lag_of_a_job_that_waits_for_all_its_tables_grows() -> None:
+    caught_up = replace(PROGRESS, caught_up=True, lag_bytes=0)
+    known = scraped(caught_up, "warning")
+    assert (known["tidemark_caught_up"], known["tidemark_lag_seconds"], known["tidemark_lag_bytes"]) == (1, 0, 0)
+    found = scraped(caught_up, "waiting")
+    assert found["tidemark_caught_up"] == 0
+    assert 5.0 <= found["tidemark_lag_seconds"] < 60
+    assert "tidemark_lag_bytes" not in found
+    assert (found["tidemark_run_state waiting"], found["tidemark_run_state following"]) == (1, 0)
 
 
 def test_many_tables_have_bounded_series_and_none_is_left_out_of_the_sums() -> None:

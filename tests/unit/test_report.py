@@ -63,7 +63,12 @@ def test_the_page_says_where_the_job_stands() -> None:
 
 @pytest.mark.parametrize(
     ("state", "told"),
-    [(RunState.FOLLOWING, ""), (RunState.PAUSED, " · paused"), (RunState.STOPPING, " · stopping")],
+    [
+        (RunState.FOLLOWING, ""),
+        (RunState.PAUSED, " · paused"),
+        (RunState.WAITING, " · waiting"),
+        (RunState.STOPPING, " · stopping"),
+    ],
 )
 def test_the_page_says_in_which_state_a_run_is(state: RunState, told: str) -> None:
     facts = busy_facts()

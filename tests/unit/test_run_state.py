@@ -20,9 +20,9 @@ def of_progress(phase: Phase, paused: bool) -> Step:
     return lambda now: after_progress(now, phase, paused=paused)
 
 
-STEPS = [of_event(event) for event in ("started", "resumed", "stopping", "finished", "failed", "warning")] + [
-    of_progress(phase, paused) for phase in Phase for paused in (False, True)
-]
+STEPS = [
+    of_event(event) for event in ("started", "resumed", "waiting", "stopping", "finished", "failed", "warning")
+] + [of_progress(phase, paused) for phase in Phase for paused in (False, True)]
 
 
 @given(st.lists(st.sampled_from(STEPS), max_size=12))
