@@ -30,6 +30,7 @@ STATUS_MILLISECONDS = 30_000
 """The time in which the driver notes how the tasks ended. With many events it is behind."""
 MAX_TASKS = 32
 """Executors that are asked. Each is one more scan in the plan of one query."""
+_SLOWER = "So rows go through its Python workers, which takes more processor time."
 _LACKS_CLASSES = re.compile(
     r"ClassNotFound|NoClassDefFound|NoSuchMethodError|NoSuchFieldError|IncompatibleClassChange|AbstractMethodError"
     r"|No FileSystem for scheme|UnsupportedFileSystem"
@@ -59,11 +60,13 @@ class SparkReads:
         content = pa.BufferOutputStream()
         pq.write_table(pa.table({"mark": [mark]}), content)
         store.create(name, content.getvalue())
+        count = None
         try:
             count = _executor_count(session)
             found = _in_time(session, lambda: _read(session, f"{spark_url(store)}/{name}", count))
         except (Py4JJavaError, PySparkException, TimeoutError) as error:
-            return _explained(store, root_cause(error), _hadoop_version(session))
+            why = root_cause(error)
+            return _not_asked(store, why) if count is None else _explained(store, why, _hadoop_version(session))
         finally:
             store.delete(name)
         return None if set(found) == {mark} else _explained(store, "it finds another file", _hadoop_version(session))
@@ -136,12 +139,15 @@ def _hadoop_version(session: SparkSession) -> str:
     return str(session.sparkContext._jvm.org.apache.hadoop.util.VersionInfo.getVersion())  # type: ignore[union-attr]
 
 
+def _not_asked(store: "S3Store", why: str) -> str:
+    asked = f"It is not known whether Spark can read the checkpoint {store.url}: no executor could be asked"
+    return f"{asked} ({why.rstrip('.')}). {_SLOWER}"
+
+
 def _explained(store: "S3Store", why: str, hadoop_version: str) -> str:
     if _LACKS_CLASSES.search(why):
         helps = f"give Spark the jars of org.apache.hadoop:hadoop-aws:{hadoop_version}"
     else:
         helps = "give Spark the bucket's account, region and endpoint (spark.hadoop.fs.s3a.…)"
-    return (
-        f"Spark can't read the checkpoint {store.url} ({why.rstrip('.')}). So rows go through its Python workers, which takes "
-        f"more processor time. If Spark shall read files instead, {helps}."
-    )
+    why_not = f"Spark can't read the checkpoint {store.url} ({why.rstrip('.')})."
+    return f"{why_not} {_SLOWER} If Spark shall read files instead, {helps}."
