@@ -417,7 +417,9 @@ def require_not_set_back(table: TableId, location: Location, last: LastEpoch) ->
     if not last.set_back:
         return
     text = (
-        f"{location} was emptied after version {last.version}, which has epoch {last.epoch}, and its rows were not read since."
+        f"{location} was emptied for other types, and not all of its rows were read since."
+        if last.emptied and not last.is_repairable
+        else f"{location} was emptied after version {last.version}, which has epoch {last.epoch}, and not read since."
         if last.emptied
         else f"{location} was set back by RESTORE, and its log no longer has the commits that RESTORE took out."
         if not last.epoch
@@ -467,6 +469,8 @@ def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch 
         elif is_kept and commit["userMetadata"] == EMPTIED:
             kept_until, emptied = -1, True
     oldest = commits[-1]["version"] if commits else 0
+    if emptied and is_whole:  # perhaps the log has lost the epochs before
+        return LastEpoch(*(last or (0, 0)), set_back=True, is_repairable=False, emptied=True)
     if last is not None and (is_whole or kept_until >= oldest):
         return LastEpoch(*last, set_back=False)
     if last is None and is_whole and (oldest == 0 or kept_until < oldest - 1):
