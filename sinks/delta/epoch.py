@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- Spark's convention
@@ -22,7 +22,7 @@ from pyspark.storagelevel import StorageLevel
 from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.delta.epoch_rows import EpochRows, EpochTable, RowsOfTasks, StagedRows
-from tidemark.sinks.delta.errors import spark_errors
+from tidemark.sinks.delta.errors import TAKE_BACK, spark_errors
 from tidemark.sinks.delta.locations import (
     EMPTIED,
     EpochCommit,
@@ -31,6 +31,7 @@ from tidemark.sinks.delta.locations import (
     Location,
     files_set_back,
     head_of,
+    quoted,
     require_not_set_back,
     was_set_back,
 )
@@ -38,11 +39,11 @@ from tidemark.sinks.delta.merges import completed, constants, merge, merge_keepi
 from tidemark.sinks.delta.rows import Shape
 from tidemark.sinks.delta.seen_copies import SeenCopies
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
-from tidemark.sinks.delta.tables import PUT_BACK, Style, in_ranges
+from tidemark.sinks.delta.tables import PUT_BACK, Style, in_ranges, other_types
 from tidemark.sinks.sink import JobIdentity, Schemas, SinkBusyError
 from tidemark.sinks.staging import ItemHead, StagedFile, StagedTask
 from tidemark.state.change_batch import LOG_PART, PartEnd
-from tidemark.state.errors import SinkError
+from tidemark.state.errors import CopySetBackError, SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.remedies import read_again
@@ -63,6 +64,7 @@ EpochHead: TypeAlias = Row | ItemHead
 """The columns _HEAD of a row of TRANSPORT, with `byte_count`, the size of its payload."""
 Read: TypeAlias = Callable[[Shape], DataFrame]
 """Reads the rows of a table's share of an epoch."""
+Written = TypeVar("Written")
 
 
 class DriverClock:
@@ -141,28 +143,48 @@ class EpochWriter:
             **rows_of(found).settings,
         }
         with session_settings(session, settings):
-            for attempt in range(1, MAX_ATTEMPTS + 1):
-                head = self._own_head(session, location, table)
-                if head.may_lack_epochs and not replaces:
-                    _require_not_set_back(session, location, table)
-                placed = replace(found, partitioned_by=head.partitioned_by)
-                rows = rows_of(placed)
-                of_commit = {_METADATA: str(EpochCommit(found.epoch, head.version, replaces))}
-                if needs_whole_files(schema, head.partitioned_by):
-                    of_commit[_MERGES_WITH_VECTORS] = "false"
-                try:
-                    with spark_errors(location, table), session_settings(session, of_commit):
-                        self._commit(rows, schema, placed, location, session)
-                except SinkBusyError:
-                    if attempt == MAX_ATTEMPTS:
-                        raise
-                    time.sleep(attempt * RETRY_SECONDS)
-                else:
-                    self._look_back(session, location, found, head)
-                    return
+            head = _tried_again(lambda: self._write_once(session, location, found, schema, rows_of, replaces=replaces))
+            self._look_back(session, location, found, head)
+
+    def _write_once(
+        self,
+        session: SparkSession,
+        location: Location,
+        found: EpochTable,
+        schema: TableSchema,
+        rows_of: Callable[[EpochTable], EpochRows],
+        *,
+        replaces: bool,
+    ) -> Head:
+        """Returns the head of before. Raises SinkBusyError if another writer's commit came in between."""
+        head = self._own_head(session, location, found.table)
+        if head.may_lack_epochs:
+            self._require_as_left(session, location, schema, replaces=replaces)
+        placed = replace(found, partitioned_by=head.partitioned_by)
+        rows = rows_of(placed)
+        of_commit = {_METADATA: str(EpochCommit(found.epoch, head.version, replaces))}
+        if needs_whole_files(schema, head.partitioned_by):
+            of_commit[_MERGES_WITH_VECTORS] = "false"
+        with spark_errors(location, found.table), session_settings(session, of_commit):
+            self._commit(rows, schema, placed, location, session)
+        return head
+
+    def _require_as_left(
+        self, session: SparkSession, location: Location, schema: TableSchema, *, replaces: bool = False
+    ) -> None:
+        """Raises CopySetBackError if the table lacks epochs, unless the next commit `replaces` all rows, or if its columns have
+        other types now: Spark would cast values without a word."""
+        if not replaces:
+            _require_not_set_back(session, location, schema.table)
+        with spark_errors(location, schema.table):
+            columns = session.table(location.relation).schema
+        others = list(other_types(self.audit.extended(schema), columns, self.style))
+        if others:
+            raise CopySetBackError(f"{location} has {', '.join(others)}.", TAKE_BACK, schema.table)
 
     def _look_back(self, session: SparkSession, location: Location, found: EpochTable, before: Head) -> None:
-        """Raises CopySetBackError if somebody has set the table back between the look at it, `before`, and the commit."""
+        """Raises CopySetBackError if somebody has set the table back between the look at it, `before`, and the commit, or given
+        it other types."""
         failpoint("delta.committed")
         table = found.table
         head = self._own_head(session, location, table)
@@ -173,7 +195,7 @@ class EpochWriter:
             self.seen.commit(table, head.version, folder, _application(self.job, table), found.epoch)
         else:
             self.seen.forget(table)
-            _require_not_set_back(session, location, table)
+            self._require_as_left(session, location, self.schemas[table, found.schema_version])
 
     def _commit(
         self, rows: EpochRows, schema: TableSchema, found: EpochTable, location: Location, session: SparkSession
@@ -233,20 +255,35 @@ def empty(
 ) -> None:
     """Removes a copy's rows and gives it `columns`, in one commit. Its properties, constraints, comments and partitions stay,
     NOT NULL does not. Does nothing if a driver that saw the version of `before`, or a later one, has done it. Until an epoch
-    has replaced the whole table, it counts as set back."""
+    has replaced the whole table, it counts as set back. Tries again if other writers' commits come in between."""
     settings = {
         _APPLICATION: f"{_application(job, table)}/emptied",
         _VERSION: str(before.version),
         _METADATA: EMPTIED,
         "spark.sql.sources.partitionOverwriteMode": "static",
     }
-    with spark_errors(location, table), session_settings(session, settings):
+    with session_settings(session, settings):
+        _tried_again(partial(_empty_once, session, location, table, columns, before))
+
+
+def _empty_once(session: SparkSession, location: Location, table: TableId, columns: StructType, before: Head) -> None:
+    with spark_errors(location, table):
         rows = session.createDataFrame([], columns)
         if before.partitioned_by:  # the other way would take the partitions from the table
             writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-            writer.partitionBy(*before.partitioned_by).saveAsTable(location.relation)
+            writer.partitionBy(*map(quoted, before.partitioned_by)).saveAsTable(location.relation)  # Spark parses these
         else:
             rows.writeTo(location.relation).option("overwriteSchema", "true").overwrite(F.lit(True))
+
+
+def _tried_again(write: Callable[[], Written]) -> Written:
+    """Writes, up to MAX_ATTEMPTS times if commits of other writers come in between."""
+    for attempt in range(1, MAX_ATTEMPTS):
+        try:
+            return write()
+        except SinkBusyError:
+            time.sleep(attempt * RETRY_SECONDS)
+    return write()
 
 
 def _application(job: JobIdentity, table: TableId) -> str:

@@ -46,13 +46,15 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An existing Delta table at a copy's location. `table_id`: Delta's unique id, which a table keeps when it is moved."""
+    """An existing Delta table at a copy's location. `table_id`: Delta's unique id, which a table keeps when it is moved.
+    `generates`: Delta computes values of some columns (GENERATED, also AS IDENTITY), or that is not known."""
 
     table_id: str
     columns: StructType
     partition_columns: tuple[str, ...]
     properties: Mapping[str, str]
     is_empty: bool
+    generates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Lake(Protocol):
         """Returns the folder of the table's log. None if this process may not see it, or not all of the log is there."""
 
 
+_RULES = ("delta.generationExpression", "delta.identity.")
+"""How names begin, in the metadata of a column of which Delta computes the values."""
 _EPOCH_METADATA = re.compile(r"tidemark epoch (\d+)(?: after (\d+))?( whole)?")
 """The metadata of a commit that wrote an epoch."""
 EMPTIED = "emptied for other types"
@@ -246,7 +250,13 @@ def _found(session: SparkSession, location: Location) -> Found | Occupied:
             partition_columns=tuple(facts["partitionColumns"]),
             properties=facts["configuration"],
             is_empty=not owned and rows.isEmpty(),
+            generates="schemaString" not in facts or _has_rules(facts["schemaString"]),
         )
+
+
+def _has_rules(schema: str) -> bool:
+    """True if the schema of a `metaData` action has a generated or identity column. The columns that Spark tells lack that."""
+    return any(name.startswith(_RULES) for field in json.loads(schema)["fields"] for name in field["metadata"])
 
 
 def _metadata_of(table: Any) -> Mapping[str, Any] | None:

@@ -8,7 +8,7 @@ The checkpoint records each copy's Delta table id.
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import pyspark
@@ -51,11 +51,11 @@ from tidemark.sinks.delta.tables import (
     claim_table,
     create_table,
     folded_name,
-    has_other_types,
     is_replaceable,
     key_findings,
     location_findings,
     missing_columns,
+    other_types,
     partition_columns,
     properties_of,
     schema_findings,
@@ -217,7 +217,7 @@ class DeltaSink:
             return False
         if found.table_id != self._written_id(schema.table) or not is_replaceable(found, columns):
             return False
-        if has_other_types(self.audit.extended(schema), found, self.style):
+        if any(other_types(self.audit.extended(schema), found.columns, self.style)):
             return False
         last = last_epoch(self._session(), location)
         return last is None or not last.set_back
@@ -267,12 +267,16 @@ class DeltaSink:
 
     def _is_to_be_emptied(self, schema: TableSchema, found: Found) -> bool:
         """True for a copy whose columns have other types than the source's, and whose rows are read again. A changelog, and a
-        copy that keeps deleted rows, can't lose rows."""
+        copy that keeps deleted rows, can't lose rows. Generated columns would lose their rules. One that has other problems
+        than its types would be empty, and refused nevertheless."""
         if self.style != "mirror" or self.audit.keeps_deleted or found.table_id != self._written_id(schema.table):
             return False
-        if list(schema_findings(schema, self.style, self.partition_by, self.audit)):
+        if found.generates or any(schema_findings(schema, self.style, self.partition_by, self.audit)):
             return False
-        return has_other_types(self.audit.extended(schema), found, self.style)
+        extended, location = self.audit.extended(schema), self.lake.location_of(schema.table)
+        emptied = replace(found, columns=with_types_of(extended, found, self.style))
+        has_others = any(other_types(extended, found.columns, self.style))
+        return has_others and not any(self._table_findings(schema, location, emptied))
 
     def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
         session, location = self._session(), self.lake.location_of(schema.table)

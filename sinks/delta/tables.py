@@ -214,20 +214,25 @@ def missing_columns(schema: TableSchema, found: Found, style: Style) -> tuple[st
     return tuple(name for name in columns_of(schema, style).names if name.lower() not in existing)
 
 
-def has_other_types(schema: TableSchema, found: Found, style: Style) -> bool:
-    """True if the Delta table has a column of `schema`, which is that of the copy, with another type."""
-    existing, wanted = _by_name(found), columns_of(schema, style).fields
-    return any(_kind(existing.get(field.name.lower(), field)) != _kind(field) for field in wanted)
+def other_types(schema: TableSchema, columns: StructType, style: Style) -> Iterator[str]:
+    """Yields which columns of the Delta table, whose `columns` are given, have another type than in `schema`, which is that of
+    the copy."""
+    existing = _by_name(columns)
+    for field in columns_of(schema, style).fields:
+        kind = _kind(existing.get(field.name.lower(), field))
+        if kind != field.dataType.simpleString():
+            yield f"{field.name} as {kind}, not as {field.dataType.simpleString()}"
 
 
 def with_types_of(schema: TableSchema, found: Found, style: Style) -> StructType:
-    """Returns the Delta table's columns with the types of `schema`, and those that it lacks."""
+    """Returns the Delta table's columns with the types of `schema`, and those that it lacks. All may be null, as in each table
+    whose schema is overwritten."""
     wanted = {field.name.lower(): field for field in columns_of(schema, style).fields}
-    existing = _by_name(found)
+    existing = _by_name(found.columns)
     held = [
         StructField(field.name, wanted[name].dataType, metadata=_comment(field))
         if name in wanted and _kind(field) != _kind(wanted[name])
-        else field
+        else StructField(field.name, field.dataType, metadata=field.metadata)
         for name, field in existing.items()
     ]
     return StructType([*held, *(field for name, field in wanted.items() if name not in existing)])
@@ -237,8 +242,8 @@ def _comment(field: StructField) -> dict[str, Any]:
     return {name: text for name, text in field.metadata.items() if name == "comment"}
 
 
-def _by_name(found: Found) -> dict[str, StructField]:
-    return {field.name.lower(): field for field in found.columns.fields}
+def _by_name(columns: StructType) -> dict[str, StructField]:
+    return {field.name.lower(): field for field in columns.fields}
 
 
 def _kind(field: StructField) -> str:
@@ -272,7 +277,7 @@ def table_findings(
 ) -> Iterator[Finding]:
     """Yields why a table that this job may use can't store the rows unchanged. `schema`: of the copy."""
     remedy = f"Delete that table and let the job create it, or change {location.setting}."
-    existing = _by_name(found)
+    existing = _by_name(found.columns)
     never_null = {column.name for column in schema.captured if not column.nullable} if style == "mirror" else set[str]()
     for field in columns_of(schema, style).fields:
         held = existing.get(field.name.lower())
