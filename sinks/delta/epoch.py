@@ -35,7 +35,7 @@ from tidemark.sinks.delta.locations import (
     require_not_set_back,
     was_set_back,
 )
-from tidemark.sinks.delta.merges import completed, constants, merge, merge_keeping, needs_whole_files
+from tidemark.sinks.delta.merges import completed, constants, held_as_null, merge, merge_keeping, needs_whole_files
 from tidemark.sinks.delta.rows import Shape
 from tidemark.sinks.delta.seen_copies import SeenCopies
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
@@ -158,6 +158,7 @@ class EpochWriter:
     ) -> Head:
         """Returns the head of before. Raises SinkBusyError if another writer's commit came in between."""
         head = self._own_head(session, location, found.table)
+        self._require_partitions(schema, location, head.partitioned_by)
         if head.may_lack_epochs:
             self._require_as_left(session, location, schema, replaces=replaces)
         placed = replace(found, partitioned_by=head.partitioned_by)
@@ -168,6 +169,18 @@ class EpochWriter:
         with spark_errors(location, found.table), session_settings(session, of_commit):
             self._commit(rows, schema, placed, location, session)
         return head
+
+    def _require_partitions(self, schema: TableSchema, location: Location, partitioned_by: Collection[str]) -> None:
+        """Raises CopySetBackError if the copy of a mirror is not partitioned any more by a text of the key. Its rows keep NULL
+        for empty texts, which no MERGE finds then."""
+        first = self.seen.partitions.setdefault(schema.table, frozenset(partitioned_by))
+        may_be_null = [
+            {name for name in schema.key if held_as_null(schema, name, by)} for by in (first, partitioned_by)
+        ]
+        lost = sorted(may_be_null[0] - may_be_null[1])
+        if self.style == "mirror" and lost:
+            text = f"{location} was partitioned by {', '.join(lost)} when the run first wrote it, and is not now."
+            raise CopySetBackError(text, TAKE_BACK, schema.table)
 
     def _require_as_left(
         self, session: SparkSession, location: Location, schema: TableSchema, *, replaces: bool = False

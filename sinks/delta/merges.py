@@ -100,7 +100,7 @@ def needs_whole_files(schema: TableSchema, partitioned_by: Collection[str]) -> b
     """True if the MERGE's condition may hold for a row of the source that has no row in the table: all columns of the key are
     texts and partitions. Delta (4.4.0) evaluates the condition again for such rows, with NULL for the table's columns, unless
     it writes files again as a whole. It fails if no clause takes them."""
-    return all(_may_be_null(schema, name, partitioned_by) for name in schema.key)
+    return all(held_as_null(schema, name, partitioned_by) for name in schema.key)
 
 
 def _merging(schema: TableSchema, location: Location, source: str, partitioned_by: Collection[str]) -> str:
@@ -135,10 +135,10 @@ def _insert(values: Mapping[str, str]) -> str:
 def _held(schema: TableSchema, name: str, partitioned_by: Collection[str]) -> str:
     """Returns the expression of the table's value in a column of the key."""
     held = f"target.{quoted(name)}"
-    return f"coalesce({held}, '')" if _may_be_null(schema, name, partitioned_by) else held
+    return f"coalesce({held}, '')" if held_as_null(schema, name, partitioned_by) else held
 
 
-def _may_be_null(schema: TableSchema, name: str, partitioned_by: Collection[str]) -> bool:
+def held_as_null(schema: TableSchema, name: str, partitioned_by: Collection[str]) -> bool:
     """True for a text by which the table is partitioned: Delta has NULL there for an empty text."""
     names = {column.lower() for column in partitioned_by}
     return name.lower() in names and schema.column(name).arrow_type == "string"

@@ -15,9 +15,11 @@ from tidemark.state.table import TableId
 
 @dataclass(slots=True)
 class SeenCopies:
-    """One per opened job. `versions`: the newest version of each Delta table that the run has seen."""
+    """One per opened job. `versions`: the newest version of each Delta table that the run has seen. `partitions`: the columns
+    by which each was partitioned when the run first wrote it."""
 
     versions: dict[TableId, int] = field(default_factory=dict)
+    partitions: dict[TableId, frozenset[str]] = field(default_factory=dict)
     _looks: dict[TableId, SeenCopy] = field(default_factory=dict)
     _known: dict[TableId, SeenCopy] = field(default_factory=dict)
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from tests.support.change_parts import INSERT, TRUNCATE, column, log_part, snapshot_part
+from tests.support.change_parts import INSERT, TRUNCATE, UPDATE, column, log_part, snapshot_part
 from tests.support.delta import wait_for, write_epochs
 from tidemark.conf.tables import TableName
 from tidemark.sinks.delta import epoch as delta_epoch
@@ -164,6 +164,25 @@ def test_a_whole_commit_after_a_frozen_driver_gave_the_copy_other_types(
     with pytest.raises(CopySetBackError, match="has a-b as int, not as string") as caught:
         held.write(2, (TRUNCATE, [None] * 4), (INSERT, (1, 1, "007", "y")))
     assert caught.value.table == T.table
+
+
+def test_a_copy_that_loses_the_partitions_of_its_key_while_a_run_writes_it(
+    copy: Callable[..., Copy], delta_session: SparkSession
+) -> None:
+    """It has NULL for empty texts of the key, which no MERGE finds."""
+    keyed = replace(
+        T, columns=(T.columns[0], T.columns[1], replace(T.columns[2], nullable=False), T.columns[3]), key=("id", "a-b")
+    )
+    held = copy("a-b")
+    schemas = {(T.table, 1): keyed}
+    write_epochs(held.sink, JOB, log_part(2, (keyed, [(INSERT, (2, 1, "", "y"))])), schemas)
+    place, relation = held.location.text, held.location.relation
+    again = delta_session.createDataFrame(delta_session.table(relation).collect(), delta_session.table(relation).schema)
+    again.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(place)
+    with pytest.raises(CopySetBackError, match="was partitioned by a-b") as caught:
+        write_epochs(held.sink, JOB, log_part(3, (keyed, [(UPDATE, (2, 7, "", "y"))])), schemas)
+    assert caught.value.table == T.table
+    assert held.rows("id", "v") == [(1, 1), (2, 1)]
 
 
 class _Meanwhile:

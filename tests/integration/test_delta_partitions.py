@@ -93,15 +93,16 @@ def test_a_copy_that_is_written_again_without_its_partitions(
     rows_of: Callable[[Path], list[tuple[object, ...]]],
     delta_session: SparkSession,
     mysql_database: Database,
+    tidemark: CommandLine,
     tmp_path: Path,
 ) -> None:
     """It has NULL for empty texts, until somebody does what docs/delta.md says. With the setting, the copy is refused."""
     source = mysql_database
     source.execute(
-        "CREATE TABLE parts (k VARCHAR(30), id INT, v INT, PRIMARY KEY (k, id))",
-        "INSERT INTO parts VALUES ('', 1, 0), ('b', 1, 0)",
+        "CREATE TABLE parts (k VARCHAR(30), id INT, v VARCHAR(9), PRIMARY KEY (k, id))",
+        "INSERT INTO parts VALUES ('', 1, ''), ('', 2, NULL), ('b', 1, '')",
     )
-    sink = {"type": "delta", "path": "./lake", "partition_by": {f"{source.schema}.parts": ["k"]}}
+    sink = {"type": "delta", "path": "./lake", "partition_by": {f"{source.schema}.parts": ["k", "v"]}}
     job = write_job(tmp_path, source=source_of(source, on_table_error="park"), sink=sink)
     run_through(job)
     place = tmp_path / "lake" / f"{source.schema}.parts"
@@ -109,12 +110,20 @@ def test_a_copy_that_is_written_again_without_its_partitions(
     rows = delta_session.table(copy).collect()
     again = delta_session.createDataFrame(rows, delta_session.table(copy).schema)
     again.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(place))
-    update = re.search(r"UPDATE delta.*? IS NULL", (Path(__file__).parents[2] / "docs/delta.md").read_text())
-    assert update is not None
-    delta_session.sql(update[0].replace("/path/of/the/copy", str(place)).replace("country", "k"))
-    source.execute("UPDATE parts SET v = 1", "DELETE FROM parts WHERE k = 'b'")
-    run_through(job, "sink.partition_by={}")
-    assert rows_of(place) == source.query("SELECT k, id, v FROM parts")
+    says = re.search(
+        r"without its partitions.*?`(tidemark signal.*?)`",
+        (Path(__file__).parents[2] / "docs/delta.md").read_text(),
+        re.DOTALL,
+    )
+    assert says is not None
+    run_command(
+        says[1].replace("shop.orders", f"{source.schema}.parts"), job, tidemark, "--set", "sink.partition_by={}"
+    )
+    source.execute("INSERT INTO parts VALUES ('', 3, '')", "DELETE FROM parts WHERE k = 'b'")
+    for _ in range(2):
+        run_through(job, "sink.partition_by={}")
+        assert rows_of(place) == source.query("SELECT k, id, v FROM parts ORDER BY id")
+        source.execute("UPDATE parts SET v = '1' WHERE id = 1")
     with pytest.raises(SinkError, match="is partitioned by nothing, not by k"):
         run_through(job)
 
