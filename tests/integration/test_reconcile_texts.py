@@ -276,7 +276,7 @@ def test_suspects_are_judged_now_and_then_also_if_the_server_compares_all_rows_a
     assert max(seen) <= 5 + 10
 
 
-@on_pairs(0, 2)
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[2]], indirect=True)
 def test_a_target_that_refuses_temporary_tables_says_so_before_the_copy_is_read(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
