@@ -159,8 +159,10 @@ class EpochWriter:
         """Returns the head of before. Raises SinkBusyError if another writer's commit came in between."""
         head = self._own_head(session, location, found.table)
         self._require_partitions(schema, location, head.partitioned_by)
-        if head.may_lack_epochs:
-            self._require_as_left(session, location, schema, replaces=replaces)
+        if head.may_lack_epochs and replaces:
+            self._require_types(session, location, schema)
+        elif head.may_lack_epochs:
+            _require_not_set_back(session, location, found.table)
         placed = replace(found, partitioned_by=head.partitioned_by)
         rows = rows_of(placed)
         of_commit = {_METADATA: str(EpochCommit(found.epoch, head.version, replaces))}
@@ -182,13 +184,8 @@ class EpochWriter:
             text = f"{location} was partitioned by {', '.join(lost)} when the run first wrote it, and is not now."
             raise CopySetBackError(text, TAKE_BACK, schema.table)
 
-    def _require_as_left(
-        self, session: SparkSession, location: Location, schema: TableSchema, *, replaces: bool = False
-    ) -> None:
-        """Raises CopySetBackError if the table lacks epochs, unless the next commit `replaces` all rows, or if its columns have
-        other types now: Spark would cast values without a word."""
-        if not replaces:
-            _require_not_set_back(session, location, schema.table)
+    def _require_types(self, session: SparkSession, location: Location, schema: TableSchema) -> None:
+        """Raises CopySetBackError if the table's columns have other types now: Spark would cast values without a word."""
         with spark_errors(location, schema.table):
             columns = session.table(location.relation).schema
         others = list(other_types(self.audit.extended(schema), columns, self.style))
@@ -208,7 +205,8 @@ class EpochWriter:
             self.seen.commit(table, head.version, folder, _application(self.job, table), found.epoch)
         else:
             self.seen.forget(table)
-            self._require_as_left(session, location, self.schemas[table, found.schema_version])
+            _require_not_set_back(session, location, table)
+            self._require_types(session, location, self.schemas[table, found.schema_version])
 
     def _commit(
         self, rows: EpochRows, schema: TableSchema, found: EpochTable, location: Location, session: SparkSession
