@@ -40,7 +40,6 @@ from tidemark.jobs.sinks import make_sink, sink_needs
 from tidemark.jobs.spark.sessions import SparkSessions, has_session
 from tidemark.jobs.spark.submitted import local_slots, was_submitted
 from tidemark.jobs.startup import OpenedJob, open_job, require_another_startup
-from tidemark.jobs.tables.discovery import Discovery
 from tidemark.jobs.tables.parking import is_due, known_tables, present_us, require_none_parked, waiting_tables
 from tidemark.sinks.sink import JobIdentity, KnowsCopies
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -95,10 +94,9 @@ def _run_job(
                 events.note("warning", text=text)
             if needs_spark or (sink_needs(job.sink).spark is not None and has_session()):
                 sessions.open(opened.held.state.job_uuid)
-            discovery = Discovery(job)
             for attempts_left in reversed(range(ATTEMPTS if before_upgrade else 1)):
                 before = log_end_of(job, opened.held.state) if before_upgrade else None
-                while not _ran_to_end(job, opened, sessions, aside, events, notes, summary, discovery):
+                while not _ran_to_end(job, opened, sessions, aside, events, notes, summary):
                     opened = opened.again()
                 opened.held.require_lease()
                 if before is None or summary.interrupted or leave_mark(job, opened.held.state, before, events):
@@ -125,12 +123,11 @@ def _ran_to_end(
     events: Events,
     notes: Notes,
     summary: RunSummary,
-    discovery: Discovery,
 ) -> bool:
     """Runs epochs. Returns False if the job must be opened again: a table was parked, a signal was given or goes on, or a new
     table was found."""
     context = RunContext(opened.job, opened.held.server, opened.held.state)
-    run = _Run(context, opened, sessions, aside, events, notes, summary, discovery)
+    run = _Run(context, opened, sessions, aside, events, notes, summary)
     try:
         with run.signals():
             run.follow()
@@ -197,9 +194,8 @@ class _Run:
         events: Events,
         notes: Notes,
         summary: RunSummary,
-        discovery: Discovery,
     ) -> None:
-        self._discovery = discovery
+        self._discovery = opened.discovery
         self._rows = opened.rows
         self._known = known_tables(context.job, context.state, opened.held.looked_at_us)
         self._waiting = waiting_tables(context.job, context.state, opened.held.looked_at_us)

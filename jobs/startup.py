@@ -41,6 +41,7 @@ from tidemark.jobs.signals.steering import (
 )
 from tidemark.jobs.sinks import make_sink, sink_identity
 from tidemark.jobs.sources import acquire_lease, find_source
+from tidemark.jobs.tables.discovery import Discovery
 from tidemark.jobs.tables.job_tables import (
     Admit,
     TablesAlteredError,
@@ -59,6 +60,7 @@ from tidemark.jobs.tables.parking import (
     has_away,
     is_due,
     is_excluded,
+    known_tables,
     leaving_tables,
     open_signals,
     park_absent,
@@ -141,13 +143,15 @@ def require_lease(lease: Lease, state: JobState) -> None:
 class OpenedJob:
     """A held job whose sink is ready. `job`: its job file, with the settings of signals. `again` opens it once more under the
     same lease: tables may have left or joined. `finishes`: only the planned epoch is to run, before tables leave; then the job
-    must be opened again. `rows`: gives signals while it runs. `began_us`: when the run began, microseconds since 1970."""
+    must be opened again. `rows`: gives signals while it runs. `began_us`: when the run began, microseconds since 1970.
+    `discovery`: looks for new tables while it runs."""
 
     job: JobFile
     held: HeldJob
     writing: Writing
     again: Callable[[], "OpenedJob"]
     began_us: int
+    discovery: Discovery
     finishes: bool = False
     rows: SignalTable | None = None
 
@@ -156,11 +160,12 @@ class OpenedJob:
 class _Trouble:
     """The findings of the attempts at one start. `refused`: tables that can't come back now. `kept`: tables that are to
     leave, but only once the unfinished epoch is committed: nothing of them is checked before. `signals`: those that were open
-    when the newest attempt began. `rows`: the table of the source that gives signals. `began_us`: as in OpenedJob.
+    when the newest attempt began. `rows`: the table of the source that gives signals. `began_us`, `discovery`: as in OpenedJob.
     `looked_at_us`: as in HeldJob, of the newest attempt."""
 
     rows: SignalTable | None = None
     began_us: int = 0
+    discovery: Discovery | None = None
     looked_at_us: int = 0
     refused: set[TableId] = field(default_factory=set)
     kept: set[TableId] = field(default_factory=set)
@@ -212,7 +217,7 @@ def open_job(
     Checkpoint.at(job.checkpoint).require_writable()
     rows = None if job.signals is None else SignalTable(job, job.signals.table)
     with _leased(job, standby=standby, recorder=recorder) as (lease, number):
-        yield _opened(job, events, lease, recorder, rows, time.time_ns() // 1000, number)
+        yield _opened(job, events, lease, recorder, rows, time.time_ns() // 1000, Discovery(job), number)
 
 
 def _opened(
@@ -222,12 +227,13 @@ def _opened(
     recorder: RunRecorder | None,
     rows: SignalTable | None,
     began_us: int,
+    discovery: Discovery,
     number: int | None = None,
 ) -> OpenedJob:
     """`number`: of this driver, if it has one already and nothing was written to the sink with it."""
     sink = make_sink(job)
     admit = _Admission(job, sink)
-    trouble = _Trouble(rows, began_us)
+    trouble = _Trouble(rows, began_us, discovery)
     while True:
         try:
             held = _held(job, events, lease, admit, recorder, trouble)
@@ -251,8 +257,9 @@ def _opened(
         steered(job, held.steering),
         held,
         writing,
-        lambda: _opened(job, events, lease, recorder, rows, began_us),
+        lambda: _opened(job, events, lease, recorder, rows, began_us, discovery),
         began_us,
+        discovery,
         finishes=bool(trouble.kept),
         rows=rows,
     )
@@ -266,8 +273,9 @@ def _waits_for_tables(
     recorder: RunRecorder | None,
     trouble: _Trouble,
 ) -> bool:
-    """Waits until a table of the job comes back by itself, or somebody gives a signal, if the job runs on and on, and has no
-    other tables. Returns False if it does not, or if none comes back. Raises what `HeldJob.require_lease` does."""
+    """Waits until a table of the job comes back by itself, a new one appears, or somebody gives a signal, if the job runs on
+    and on, and has no other tables. Returns False if it does not, or if none comes back. Raises what `HeldJob.require_lease`
+    does."""
     checkpoint = Checkpoint.at(job.checkpoint)
     state = checkpoint.job_state()
     if state is None or not isinstance(job.trigger, Every) or job.mode == "full":
@@ -280,14 +288,17 @@ def _waits_for_tables(
     if not is_due(waiting, present_us()):
         tell_parked(job, state, events)
         until = time_text(min(comes_back_at_us(left, trouble.looked_at_us) for left in waiting))
-        text = f"{error.message} The job waits until {until} UTC, or for a signal. {log_of_slot(job)}"
+        text = f"{error.message} The job waits until {until} UTC, for a new table, or for a signal. {log_of_slot(job)}"
         events.note("waiting", text=text.rstrip())
+    known = known_tables(job, state, trouble.looked_at_us)
     while not (is_due(waiting, present_us()) or open_signals(checkpoint) - trouble.signals):
         require_lease(lease, state)
         time.sleep(WAIT_SECONDS)
         failpoint("startup.waits")
         if trouble.rows is not None:
             trouble.rows.look(events)
+        if trouble.discovery is not None and trouble.discovery.look(known):
+            break
     _require_job(lease, state, checkpoint)
     trouble.refused.clear()
     return True

@@ -292,6 +292,32 @@ def test_a_job_that_runs_on_and_whose_only_table_waits_takes_a_signal(
     assert_history(history, {row[2:]: row[:2] for row in rows}, name="customers", key=KEYS["customers"])
 
 
+def test_a_new_table_joins_while_the_only_other_one_waits(any_source_database: Database, tmp_path: Path) -> None:
+    database = any_source_database
+    create_tables(database, rows=30, uids=Uids())
+    old = [f"{database.schema}.{table}" for table in KEYS if table != "customers"]
+    job = write_job(
+        tmp_path,
+        source=source_of(database, on_table_error="park", exclude_tables=old, discover_seconds=1),
+        sink={"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"},
+    )
+    run_epochs(job)
+    leave_and_wait(job, "customers", 300)
+    with running(job, *BY_DRIVER, "--set", "trigger=100ms") as process:
+        process.wait_until(lambda: has(process, "waiting"))
+        database.execute(
+            "CREATE TABLE new_items (id INT PRIMARY KEY, uid BIGINT NOT NULL, version INT NOT NULL)",
+            "INSERT INTO new_items VALUES (1, 1001, 1)",
+        )
+        process.wait_until(lambda: any(event.get("caught_up") for event in process.events()))
+        database.execute("UPDATE new_items SET version = 2")
+        os.kill(process.popen.pid, signal.SIGTERM)
+        assert process.wait() == 130
+    run_epochs(job)
+    history = read_history(tmp_path / "out", database.schema, "new_items")
+    assert_history(history, {(1,): (1001, 2)}, name="new_items", key=("id",))
+
+
 def leave_and_wait(job: Path, table: str, seconds_left: int) -> None:
     """Parks the table as one that has come back too often, and waits for so long yet."""
     checkpoint = Checkpoint.at(load_job_file(job).checkpoint)
