@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+import yaml
+
 from benchmarks.bench import Bench
 from benchmarks.catch_up import mirror_in
 from benchmarks.processes import JOB, POSTGRES, Sampler
@@ -17,6 +19,8 @@ from tidemark.state.table import TableId
 
 TABLE, DATABASE = "compared", "copy"
 SPLIT_ROWS = 50_000
+RANGES = 200
+"""So many are too many for the command: Spark's tasks compare the table."""
 
 
 def run(bench: Bench) -> None:
@@ -51,6 +55,13 @@ def compared(job: Path, row_count: int) -> float:
     if ended.returncode != 0 or f"{row_count:,}" not in ended.stdout:
         raise RuntimeError(f"reconcile ended with {ended.returncode}: {ended.stdout} {ended.stderr}")
     return time.monotonic() - began
+
+
+def divide(job: Path, split_rows: int) -> None:
+    """Changes the size of the ranges."""
+    changed = yaml.safe_load(job.read_text())
+    changed["snapshot"]["split_rows"] = split_rows
+    job.write_text(yaml.safe_dump(changed, sort_keys=False))
 
 
 def _read(source: Server, database: str, target: Server, table: str, row_count: int) -> list[Cell]:

@@ -8,8 +8,8 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from benchmarks.bench import Bench
-from benchmarks.processes import JOB, POSTGRES, Sampler
-from benchmarks.reconcile import compared, read_rows
+from benchmarks.processes import DRIVER, JVM, POSTGRES, WORKERS, Sampler
+from benchmarks.reconcile import RANGES, compared, divide, read_rows
 from benchmarks.report import Cell, print_table
 from benchmarks.tidemark import orders_job, run_tidemark
 from devtools.server import Server
@@ -35,24 +35,27 @@ def run(bench: Bench) -> None:
             job = orders_job(folder, job_url, TABLE, sink, schema=table.database)
             load = run_tidemark(job)
             what = f"{name}, {file_format}"
-            rows.append([f"{what}: first load", load.wall_seconds, "", ""])
-            with Sampler({server.port: "source"}) as sampler:
-                seconds = compared(job, bench.rows)
-            rows.append([f"{what}: reconcile", seconds, *_seconds(sampler)])
+            rows.append([f"{what}: first load", load.wall_seconds, "", "", "", ""])
+            for how in ("reconcile", "by tasks"):
+                if how == "by tasks":
+                    divide(job, bench.rows // RANGES)
+                with Sampler({server.port: "source"}) as sampler:
+                    seconds = compared(job, bench.rows)
+                rows.append([f"{what}: {how}", seconds, *_seconds(sampler)])
             files = sorted((folder / "out" / f"{table.database}.{TABLE}").glob("e*"))
-            rows.append([f"{what}: both sides read once", *_read(server, url, table, files, bench.rows)])
+            rows.append([f"{what}: both sides read once", *_read(server, url, table, files, bench.rows), "", ""])
     print_table(
         f"Comparing {bench.rows:,} rows with a copy in files",
-        ["", "whole process, s", "CPU s: source", "command"],
+        ["", "whole process, s", "CPU s: source", "command", "tasks", "JVM"],
         rows,
-        "Reading both sides: this process, the reader of snapshots on one connection, the files by pyarrow, without the start "
+        f"By tasks: the table has {RANGES} ranges, too many for the command. Reading both sides: this process, the reader of snapshots on one connection, the files by pyarrow, without the start "
         "of a process.",
     )
 
 
 def _seconds(sampler: Sampler) -> list[Cell]:
     cpu = sampler.cpu_seconds()
-    return [cpu.get("source", 0.0) + cpu.get(POSTGRES, 0.0), sum(cpu.get(role, 0.0) for role in JOB)]
+    return [cpu.get("source", 0.0) + cpu.get(POSTGRES, 0.0), *(cpu.get(role, 0.0) for role in (DRIVER, WORKERS, JVM))]
 
 
 def _read(server: Server, url: str, table: TableId, files: Sequence[Path], row_count: int) -> list[Cell]:

@@ -1,14 +1,11 @@
 """The cost of `tidemark reconcile` of a mirror whose key is a text that it orders in its own way."""
 
 import time
-from pathlib import Path
-
-import yaml
 
 from benchmarks.bench import Bench
 from benchmarks.catch_up import mirror_in
 from benchmarks.processes import DRIVER, JVM, POSTGRES, WORKERS, Sampler
-from benchmarks.reconcile import compared
+from benchmarks.reconcile import RANGES, compared, divide
 from benchmarks.report import Cell, print_table
 from benchmarks.tidemark import orders_job, run_tidemark
 from devtools.server import Server
@@ -16,7 +13,6 @@ from tidemark.conf.endpoint import parse_endpoint
 from tidemark.jobs.sources import table_rows
 from tidemark.state.table import TableId
 
-RANGES = 200
 TABLE, DATABASE = "by_code", "copy_of_texts"
 NAMES = ["code", "customer_id", "status", "total", "weight", "placed_at", "email", "note"]
 COLUMNS = """
@@ -64,7 +60,7 @@ def run(bench: Bench) -> None:
         run_tidemark(job)
         for what in ("reconcile", "again", "by tasks"):
             if what == "by tasks":
-                _divide(job, bench.rows // RANGES)
+                divide(job, bench.rows // RANGES)
             with Sampler({source.port: "source", target.port: "target"}) as sampler:
                 seconds = compared(job, bench.rows)
             cpu = sampler.cpu_seconds()
@@ -78,13 +74,6 @@ def run(bench: Bench) -> None:
         f"By tasks: the table has {RANGES} ranges, and Spark's tasks read those after the first 64. Reading both sides: this "
         "process, one connection to each, the readers of snapshots, without the start of a process.",
     )
-
-
-def _divide(job: Path, split_rows: int) -> None:
-    """Changes the size of the ranges."""
-    changed = yaml.safe_load(job.read_text())
-    changed["snapshot"]["split_rows"] = split_rows
-    job.write_text(yaml.safe_dump(changed, sort_keys=False))
 
 
 def _of_sides(sampler: Sampler, kind: str) -> list[Cell]:
