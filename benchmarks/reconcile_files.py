@@ -48,8 +48,8 @@ def run(bench: Bench) -> None:
         f"Comparing {bench.rows:,} rows with a copy in files",
         ["", "whole process, s", "CPU s: source", "command", "tasks", "JVM"],
         rows,
-        f"By tasks: the table has {RANGES} ranges, too many for the command. Reading both sides: this process, the reader of snapshots on one connection, the files by pyarrow, without the start "
-        "of a process.",
+        f"By tasks: the table has {RANGES} ranges, too many for the command. Reading both sides: this process, the reader of "
+        "snapshots on one connection, the files by pyarrow, without the start of a process.",
     )
 
 

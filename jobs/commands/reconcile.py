@@ -16,11 +16,12 @@ from tidemark.jobs.commands.drawing import console, table_of
 from tidemark.jobs.commands.signal import read_keys_again, resnapshot
 from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.reconcile import EXAMPLES
+from tidemark.jobs.reconcile.folding_tasks import FoldedBucket, FoldingBuckets, HashingFiles, Work
 from tidemark.jobs.reconcile.range_looks import MAX_SURPLUS, TableLook
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
 from tidemark.jobs.reconcile.table_comparison import MAX_DIFFERENCES, TableResult, Watcher
-from tidemark.jobs.reconcile.tasks import Item, Result, RunsTasks
+from tidemark.jobs.reconcile.tasks import Item, Result, RunsFolding, RunsTasks
 from tidemark.jobs.recovered_state import required_state
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.tables.parking import require_none_parked
@@ -55,6 +56,7 @@ def reconcile(
                     patience_seconds=patience_seconds,
                     repair=repair,
                     tasks=_runs_tasks(job, sessions),
+                    folding=_runs_folding(job, sessions),
                 )
             )
     finally:
@@ -81,7 +83,7 @@ def reconcile(
 
 def _runs_tasks(job: JobFile, sessions: SparkSessions) -> RunsTasks | None:
     """None if Spark runs only one task at a time."""
-    if job.snapshot.parallelism == 1 or job.spark.master in {"local", "local[1]"}:
+    if _is_alone(job):
         return None
 
     def run(
@@ -89,9 +91,30 @@ def _runs_tasks(job: JobFile, sessions: SparkSessions) -> RunsTasks | None:
         function: Callable[[Iterable[Sequence[Item]]], Iterable[Result]],
         tasks: Sequence[Sequence[Item]],
     ) -> list[Result]:
-        return sessions.run(tasks, function, look.job_uuid, f"tidemark {job.job}: reconcile {look.schema.table}")
+        return sessions.run(tasks, function, look.job_uuid, _description(job, look))
 
     return run
+
+
+def _runs_folding(job: JobFile, sessions: SparkSessions) -> RunsFolding | None:
+    if _is_alone(job):
+        return None
+
+    def run(
+        look: TableLook, hashing: HashingFiles, work: Sequence[Work], buckets: int, folding: FoldingBuckets
+    ) -> list[FoldedBucket]:
+        return sessions.run_by_buckets(work, hashing, buckets, folding, look.job_uuid, _description(job, look))
+
+    return run
+
+
+def _is_alone(job: JobFile) -> bool:
+    """True if Spark runs only one task at a time."""
+    return job.snapshot.parallelism == 1 or job.spark.master in {"local", "local[1]"}
+
+
+def _description(job: JobFile, look: TableLook) -> str:
+    return f"tidemark {job.job}: reconcile {look.schema.table}"
 
 
 def _raise_unless_equal(results: Sequence[TableResult], *, repair: bool) -> None:

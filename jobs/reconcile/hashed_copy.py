@@ -22,9 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidemark.conf.sink import Sink
-from tidemark.conf.tables import TableName
 from tidemark.jobs.reconcile.copy_hashing import CopyHashing, Flags, Keys, among, in_order
 from tidemark.jobs.reconcile.copy_reading import CopyReading
+from tidemark.jobs.reconcile.key_ranges import has_exact_keys
 from tidemark.sinks.comparing import ComparesTable, Pair
 from tidemark.sinks.folded.rows_by_key import RowsByKey, SeenKeys, places_of
 from tidemark.state.errors import SinkError, SinkUnavailableError, TidemarkError
@@ -160,15 +160,7 @@ class HashedCopy:
         """True if the sink writes each key of the source that the copy can hold unchanged. False if the copy was not read."""
         if not set(self.output.key) <= set(self.hashing.held.names):
             return False
-        table = TableName(self.output.table.database, self.output.table.name)
-        policies, expected = sink.on_bad_value_in.get(table, {}), self.output.arrow_schema()
-        kinds = {name: self.hashing.held.field(name).type for name in self.output.key}
-        return all(
-            expected.field(name).type == kind
-            and not pa.types.is_timestamp(kind)  # it may lose digits
-            and policies.get(name, sink.on_bad_value) != "text"
-            for name, kind in kinds.items()
-        )
+        return has_exact_keys(self.output, self.hashing.held, sink)
 
     def surplus_again(self, copy: ComparesTable) -> list[Pair] | None:
         """Returns those of the rows found by `surplus` that only the copy has now, and those beside them that `limit` left out:

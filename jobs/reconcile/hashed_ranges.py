@@ -13,16 +13,19 @@ row, it is found as one that only the copy has.
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidemark.jobs.reconcile.copy_hashing import CopyHashing, Flags, Keys, among
+from tidemark.jobs.reconcile.copy_hashing import Flags, Keys, among
+from tidemark.jobs.reconcile.folded_copy import FoldedCopy
 from tidemark.jobs.reconcile.hashed_copy import MAX_NOTED, HashedCopy
 from tidemark.jobs.reconcile.range_looks import Anchor, RangeLook, RangeLooks, TableLook
 from tidemark.jobs.reconcile.ranges import Range
 from tidemark.jobs.reconcile.tasks import RunsTasks, dealt
+from tidemark.sinks.folded.hashed_rows import HashedRows
 
 BYTES_OF_A_ROW = 24
 MAX_BYTES_OF_TASKS = 64 << 20
@@ -67,13 +70,20 @@ class RangeRows:
         return 0 if self.rows is None else self.rows.nbytes
 
 
+class RowsHashing(Protocol):
+    """Pickled with tasks."""
+
+    def hashed(self, expected: pa.Table) -> HashedRows | None:
+        """Returns rows, in their order. None if they can't be compared by hashes."""
+
+
 @dataclass(frozen=True, slots=True)
 class HashingTask:
     """Reads ranges in tasks. Pickled with them. `max_bytes`: a task that has returned more leaves its other ranges to later
     ones."""
 
     look: TableLook
-    hashing: CopyHashing
+    hashing: RowsHashing
     max_bytes: int
 
     def __call__(self, tasks: Iterable[Sequence[HashedRange]]) -> Iterator[RangeHashes | RangeRows]:
@@ -102,10 +112,11 @@ class HashingTask:
 
 @dataclass(slots=True)
 class HashedRanges:
-    """Ranges that wait for tasks. `hashed`: it is useful. `keeps_keys`: for `RangeLooks.surplus_of_all`."""
+    """Ranges that wait for tasks. `hashed`: it is useful. Of a folded copy it is known which keys are wanted.
+    `keeps_keys`: for `RangeLooks.surplus_of_all`."""
 
     looks: RangeLooks
-    hashed: HashedCopy
+    hashed: HashedCopy | FoldedCopy
     run_tasks: RunsTasks
     keeps_keys: bool
     waiting: list[HashedRange] = field(default_factory=list)
@@ -113,6 +124,11 @@ class HashedRanges:
     def add(self, each: Range) -> RangeLook | None:
         """Adds a range that is looked at as `looks` does: all of its rows, or those that may differ since the first look.
         Returns the look if no task has to read the range for it."""
+        if isinstance(self.hashed, FoldedCopy):
+            wanted = self.hashed.wanted(each.number)
+            if len(wanted[0]):
+                self.waiting.append(HashedRange(each, wanted))
+            return None
         noted = () if self.looks.is_first else self.hashed.noted_keys(each.number)
         if noted is None:
             return self.looks.at(each, keeps_keys=self.keeps_keys)
@@ -156,6 +172,7 @@ class HashedRanges:
         return None
 
     def _others(self, result: RangeHashes) -> Flags | None:
+        assert isinstance(self.hashed, HashedCopy), "only wanted rows were read"
         if self.looks.is_first:
             return self.hashed.others_of(result.keys, result.values)
         return self.hashed.noted_of(result.number, result.keys, with_surplus=self.keeps_keys)

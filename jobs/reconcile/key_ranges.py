@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from tidemark.conf.model import JobFile
+from tidemark.conf.sink import Sink
+from tidemark.conf.tables import TableName
 from tidemark.readers.source import BoundsKeys
 from tidemark.sinks.comparing import Key
 from tidemark.state.key_source import KeySource
@@ -56,6 +58,19 @@ def has_own_key(job: JobFile, schema: TableSchema, output: TableSchema, columns:
     if not columns or job.transform(schema.table.database, schema.table.name) is not None:
         return False
     return set(columns) <= set(output.key) and not any(_differs(schema, output.column(name)) for name in output.key)
+
+
+def has_exact_keys(output: TableSchema, held: pa.Schema, sink: Sink) -> bool:
+    """True if the sink writes each key of the source that the copy can hold unchanged. `held`: the copy's columns."""
+    table = TableName(output.table.database, output.table.name)
+    policies, expected = sink.on_bad_value_in.get(table, {}), output.arrow_schema()
+    kinds = {name: held.field(name).type for name in output.key}
+    return all(
+        expected.field(name).type == kind
+        and not pa.types.is_timestamp(kind)  # it may lose digits
+        and policies.get(name, sink.on_bad_value) != "text"
+        for name, kind in kinds.items()
+    )
 
 
 def ranges_around(

@@ -50,7 +50,8 @@ class RangeLook:
 @dataclass(frozen=True, slots=True)
 class TableLook:
     """Looks at ranges of one table. Pickled with Spark's tasks, if the sink can be. `schema`: as the source has the table,
-    `output`: as the copy does. `projections`: of all tables of the job."""
+    `output`: as the copy does. `projections`: of all tables of the job. `is_folded`: only keys that may differ are known of the
+    copy, and not in which ranges they are."""
 
     job: JobFile
     job_uuid: str
@@ -59,6 +60,7 @@ class TableLook:
     output: TableSchema
     projections: tuple[TableProjection, ...]
     sink: ComparableSink
+    is_folded: bool = False
 
     def __call__(self, tasks: Iterable[Sequence[Range]]) -> Iterator[RangeLook]:
         """Yields the looks at the first ranges of each task. Raises TidemarkError without secrets in its text."""
@@ -105,7 +107,7 @@ class TableLook:
     def has_own_surplus(self, each: Range) -> bool:
         """True if surplus rows can be found from the range alone. With `snapshot.where` the copy may have rows that the
         condition leaves out: they changed later."""
-        return not self.has_condition and (each.in_copy is not None or each.is_whole)
+        return not self.has_condition and not self.is_folded and (each.in_copy is not None or each.is_whole)
 
     def expected(self, each: Range, reader: SplitReading, anchor: Position) -> pa.Table:
         """Returns the source's rows of a range as they should be in the copy, as change batches. `anchor`: for the reader."""

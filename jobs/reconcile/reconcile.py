@@ -8,7 +8,7 @@ from tidemark.jobs.reconcile import EXAMPLES
 from tidemark.jobs.reconcile.copy_progress import CopyProgress, NotComparableError
 from tidemark.jobs.reconcile.repair import repair_of
 from tidemark.jobs.reconcile.table_comparison import Sides, TableComparison, TableResult, Watcher
-from tidemark.jobs.reconcile.tasks import RunsTasks
+from tidemark.jobs.reconcile.tasks import RunsFolding, RunsTasks
 from tidemark.jobs.recovered_state import required_state
 from tidemark.jobs.sinks import comparable_sink, sink_identity
 from tidemark.jobs.sources import find_source
@@ -36,14 +36,15 @@ def reconcile_tables(
     patience_seconds: float | None = None,
     repair: bool = False,
     tasks: RunsTasks | None = None,
+    folding: RunsFolding | None = None,
 ) -> Iterator[TableResult]:
     """Yields the result of each table, or of those named. `patience_seconds`: see CopyProgress. `repair`: results have what is
-    to be read again. `tasks`: for large tables. Raises JobFileError for a sink or a mode that can't be compared,
+    to be read again. `tasks`, `folding`: for large tables. Raises JobFileError for a sink or a mode that can't be compared,
     CheckpointError for a job that was never started, and what reading and comparing raise. If another server answers, such as
     after a failover, raises LogPositionLostError: only the job can go on there. An error that is about one table is in its
     result."""
     try:
-        yield from _results(job, tables, watch, examples, patience_seconds, tasks, repair=repair)
+        yield from _results(job, tables, watch, examples, patience_seconds, tasks, folding, repair=repair)
     except LogPositionLostError as error:
         raise LogPositionLostError(error.message, RUN_FIRST) from error
 
@@ -55,6 +56,7 @@ def _results(
     examples: int,
     patience_seconds: float | None,
     tasks: RunsTasks | None,
+    folding: RunsFolding | None,
     *,
     repair: bool,
 ) -> Iterator[TableResult]:
@@ -89,6 +91,7 @@ def _results(
         projections=state.projections,
         examples=examples,
         tasks=tasks,
+        folding=folding,
     )
     columns = {split_key.table: split_key.columns for split_key in state.split_keys}
     for schema in state.schemas:

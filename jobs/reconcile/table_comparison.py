@@ -5,22 +5,24 @@ import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.copy_progress import CopyProgress
+from tidemark.jobs.reconcile.folded_copy import FoldedCopy, folded_copy
 from tidemark.jobs.reconcile.hashed_copy import HashedCopy
 from tidemark.jobs.reconcile.hashed_ranges import HashedRanges
 from tidemark.jobs.reconcile.key_ranges import MAX_RANGES, has_own_key, joined, keys_of, ranges_around
 from tidemark.jobs.reconcile.range_looks import MAX_SURPLUS, RangeLook, RangeLooks, TableLook
 from tidemark.jobs.reconcile.ranges import Range, ranges_of
 from tidemark.jobs.reconcile.suspects import DIFFERENCES, Suspect, Verdict
-from tidemark.jobs.reconcile.tasks import RANGES_OF_A_TASK, RunsTasks, dealt
+from tidemark.jobs.reconcile.tasks import RANGES_OF_A_TASK, RunsFolding, RunsTasks, dealt
 from tidemark.jobs.reconcile.unread_log import may_have_changed
 from tidemark.jobs.tables.key_orders import copied_orders
 from tidemark.readers.source import PlannerAccess, SourceServer, SplitReading
 from tidemark.sinks.comparing import ComparableSink, ComparesTable, Comparisons, Key, Pair
+from tidemark.sinks.files.comparing import FilesComparison
 from tidemark.state.errors import TidemarkError
 from tidemark.state.position import Position
 from tidemark.state.projection import TableProjection
@@ -102,7 +104,8 @@ class Watcher(Protocol):
 @dataclass(frozen=True, slots=True)
 class Sides:
     """Source, copy and job, as one table's comparison needs them. `schemas`, `projections`: of all tables of the job.
-    `examples`: how many keys are kept. `tasks`: None if Spark would run only one at a time."""
+    `examples`: how many keys are kept. `tasks`, `folding`: None if Spark would run only one task at a
+    time."""
 
     job: JobFile
     job_uuid: str
@@ -114,6 +117,7 @@ class Sides:
     projections: Sequence[TableProjection]
     examples: int
     tasks: RunsTasks | None = None
+    folding: RunsFolding | None = None
 
     @contextmanager
     def reading(self, schema: TableSchema) -> Iterator[SplitReading]:
@@ -139,6 +143,7 @@ class TableComparison:
         self._ranges: list[Range] = []
         self._keeps_keys = False
         self._hashed: HashedCopy
+        self._folded: FoldedCopy | None = None
         self.result = TableResult(output)
 
     def run(self) -> TableResult:
@@ -197,16 +202,36 @@ class TableComparison:
         """Looks at each range once: at the first ones in this process, then Spark's tasks do."""
         drawn = self._drawn(looks)
         keeps_keys = not self._look.has_condition
+        run_tasks, run_folding = self._sides.tasks, self._sides.folding
+        if run_tasks is not None and run_folding is not None and isinstance(looks.copy, FilesComparison):
+            first = list(itertools.islice(drawn, RANGES_WITHOUT_SPARK + 1))
+            if len(first) > RANGES_WITHOUT_SPARK:
+                ranges = [*first, *drawn]
+                self._folded = folded_copy(self._look, looks.copy, ranges, run_tasks, run_folding)
+                if self._folded is not None:
+                    yield from self._looks_at_folded(looks, self._folded, keeps_keys=keeps_keys)
+                    return
+                first = ranges
+            drawn = iter(first)
         yield from self._looks_here(looks, itertools.islice(drawn, RANGES_WITHOUT_SPARK), keeps_keys=keeps_keys)
         yield from self._looks_in_tasks(looks, drawn, keeps_keys=keeps_keys)
 
     def _looks_in_tasks(self, looks: RangeLooks, ranges: Iterable[Range], *, keeps_keys: bool) -> Generator[RangeLook]:
         """Looks at ranges, in tasks where that is possible. `keeps_keys`: of ranges whose surplus rows are found at the end."""
         run_tasks, waiting = self._sides.tasks, list[Range]()
+        at_once = self._sides.job.snapshot.parallelism * RANGES_OF_A_TASK
+        if run_tasks is not None and self._folded is not None:
+            of_folded = HashedRanges(looks, self._folded, run_tasks, keeps_keys)
+            for each in ranges:
+                of_folded.add(each)
+                if len(of_folded.waiting) >= at_once:
+                    yield from of_folded.looked()
+            while of_folded.waiting:
+                yield from of_folded.looked()
+            return
         if run_tasks is None or not isinstance(looks.copy, ComparesTable):
             yield from self._looks_here(looks, ranges, keeps_keys=keeps_keys)
             return
-        at_once = self._sides.job.snapshot.parallelism * RANGES_OF_A_TASK
         to_hash = HashedRanges(looks, self._hashed, run_tasks, keeps_keys)
         for each in ranges:
             if self._look.has_own_surplus(each):
@@ -226,6 +251,15 @@ class TableComparison:
             yield from self._looked_in_tasks(run_tasks, waiting)
         while to_hash.waiting:
             yield from to_hash.looked()
+
+    def _looks_at_folded(self, looks: RangeLooks, folded: FoldedCopy, *, keeps_keys: bool) -> Generator[RangeLook]:
+        """Looks once more at rows that may differ, after tasks have compared all."""
+        self._keeps_keys |= keeps_keys
+        self._look = replace(self._look, is_folded=True)
+        self.result.behind += folded.unlisted
+        yield RangeLook(self._ranges[-1].number, folded.row_count, [])
+        for look in self._looks_in_tasks(replace(looks, table=self._look), self._ranges, keeps_keys=keeps_keys):
+            yield replace(look, row_count=0)
 
     def _looked_in_tasks(self, run_tasks: RunsTasks, waiting: list[Range]) -> list[RangeLook]:
         """Looks at some of the ranges that wait, and removes them."""
@@ -343,7 +377,7 @@ class TableComparison:
         range that grows. Others are not known: for these, all ranges or the whole range are looked at."""
         schema, columns, around = self._look.schema, self._columns, dict[int, list[Range]]()
         everywhere = suspects.get(EVERYWHERE, {})
-        if self._hashed.is_useful and 0 < len(everywhere) <= len(self._ranges):
+        if (self._hashed.is_useful or self._folded is not None) and 0 < len(everywhere) <= len(self._ranges):
             split = Split(EVERYWHERE, schema.table, schema.version, columns, KeyRange(None, None))
             around[EVERYWHERE] = self._parts_around(Range(EVERYWHERE, split, None), everywhere)
         for each in self._ranges:
@@ -363,7 +397,8 @@ class TableComparison:
         sides, schema, output, columns = self._sides, self._look.schema, self._look.output, self._columns
         if len(keys) > MAX_RANGES or not has_own_key(sides.job, schema, output, columns):
             return []
-        if each.in_copy is None and not self._hashed.has_exact_keys(sides.job.sink):
+        of_copy = self._hashed if self._folded is None else self._folded
+        if each.in_copy is None and not of_copy.has_exact_keys(sides.job.sink):
             return []
         values = keys_of(tuple(keys), output)
         found = None if values is None else ranges_around(sides.access.keys, schema, columns, values)
@@ -383,6 +418,8 @@ class TableComparison:
         everywhere = EVERYWHERE in numbers
         if everywhere and wanted is None:
             self._hashed.begin()
+        if self._folded is not None:
+            self._folded.look_for(wanted)
         found: dict[int, list[Pair]] = {}
         unlisted: set[int] = set()
         with self._look.opened(reader, comparison, wanted, self._hashed) as looks:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tidemark.jobs.spark.outages import TaskOutages, ToldByTasks
 
 _Task = TypeVar("_Task")
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 # A run that needs no Spark does not import it: pyspark is imported where it is used.
@@ -112,6 +113,26 @@ class SparkSessions:
         with _causes(), self._outages(context) as outages:
             collecting = Collecting(function, outages)
             return list(context.parallelize(tasks, len(tasks)).mapPartitions(collecting).collect())
+
+    def run_by_buckets(
+        self,
+        tasks: Sequence[_Task],
+        function: Callable[[Iterable[_Task]], Iterable[tuple[int, _Item]]],
+        buckets: int,
+        of_bucket: Callable[[Iterable[tuple[int, _Item]]], Iterable[_Result]],
+        job_uuid: str,
+        name: str,
+    ) -> list[_Result]:
+        """Runs each task on an executor, then `of_bucket` on what the function yields for each number below `buckets`. Raises
+        the TidemarkError of a task."""
+        from tidemark.jobs.spark.outages import Collecting
+
+        context = self.open(job_uuid).sparkContext
+        context.setJobDescription(name)
+        with _causes(), self._outages(context) as outages:
+            collecting = Collecting(function, outages)
+            dealt = context.parallelize(tasks, len(tasks)).mapPartitions(collecting).partitionBy(buckets, int)
+            return list(dealt.mapPartitions(Collecting(of_bucket, outages)).collect())
 
     def write_epoch(self, tasks: Sequence[PartTask], sink: EpochSink, writing: Writing) -> list[Written]:
         """Lets the sink write an epoch that Spark's tasks read."""

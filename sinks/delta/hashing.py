@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tidemark.conf.duckdb_engine import open_engine
 from tidemark.conf.redaction import redact_exception
 from tidemark.sinks.comparing import Key
-from tidemark.sinks.folded.hashing import RowHashing, key_kinds, key_names, probe, selected
+from tidemark.sinks.folded.hashing import RowHashing, key_kinds, key_names, require_alike, selected
 from tidemark.state.errors import SinkError
 from tidemark.state.table import TableSchema
 from tidemark.state.typed_rows import typed_schema
@@ -52,11 +52,7 @@ class Hashing:
         import duckdb
 
         schema = self.hashing.schema
-        if probe(self.hashing.seed) != self.probe:
-            raise SinkError(
-                f"Rows of {schema.table} can't be compared: Spark's executors hash differently from the command.",
-                "Install one version of Tidemark where the driver runs and in the executors' Python.",
-            )
+        require_alike(self.hashing.seed, self.probe, schema.table)
         with contextlib.closing(open_engine()) as engine:
             if self.wanted is not None:
                 load_keys(engine, schema, self.wanted)

@@ -10,16 +10,18 @@ Where neither can be, all is in the state.
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidemark.sinks.comparing import Comparisons, Key, Pair
 from tidemark.sinks.files.folding import Folding
+from tidemark.sinks.files.hashing import ChangesFile, FileHashing
 from tidemark.sinks.files.part import Format
 from tidemark.sinks.files.split_files import SplitFiles, has_integer_key
 from tidemark.sinks.folded.comparing import FoldedComparison
@@ -29,13 +31,15 @@ from tidemark.sinks.folded.hashed_rows import (
     NoOrdinalError,
     differing,
     hashed_key,
+    hashes_of_keys,
     integer_keys,
     ordinal,
     surplus,
     together,
     unexpected,
 )
-from tidemark.sinks.folded.rows_by_key import RowsByKey, SeenKeys
+from tidemark.sinks.folded.hashing import with_key
+from tidemark.sinks.folded.rows_by_key import KEY_COLUMNS, RowsByKey, SeenKeys
 from tidemark.sinks.folded.state import FoldedState
 from tidemark.state.copied_range import CopiedRange
 from tidemark.state.errors import SinkError
@@ -44,6 +48,9 @@ from tidemark.state.table import TableSchema, arrow_type_of
 
 MAX_ROWS_AT_ONCE = 4 << 20
 Take: TypeAlias = Callable[[pa.Table], None]
+Keys: TypeAlias = tuple[npt.NDArray[np.uint64], ...]
+ReadsKeys: TypeAlias = Callable[[Keys], Iterable[pa.Table]]
+"""Reads the keys with these hashes, which are in their order, from the copy's files (`RowHashing.changes`)."""
 
 
 @contextlib.contextmanager
@@ -52,7 +59,7 @@ def comparable_files(folder: Path, schema: TableSchema, file_format: Format) -> 
     with FoldedState.opened(schema, str(folder)) as state:
         folding = Folding(state, folder, file_format)
         if has_integer_key(schema):
-            folding.splits = SplitFiles(state.hashing, folding.changes_in, state.temporary)
+            folding.splits = SplitFiles(state.hashing, folding.hashing.changes_in, state.temporary)
         else:
             folding.by_key = RowsByKey(schema, state.seed, state.temporary)
         numbers = itertools.count()
@@ -78,13 +85,36 @@ class FilesComparison:
         """The kept keys, as long as rows are looked up by hashes of their keys. Otherwise `_folded` has them."""
         self.row_count = 0
 
+    @property
+    def hashing(self) -> FileHashing:
+        return self._folding.hashing
+
+    def to_fold(self) -> list[ChangesFile]:
+        """Returns the files that the copy has now."""
+        return Folding(self._state, self._folding.copy_folder, self._folding.file_format).to_fold()
+
+    def take_folded(self, files: Sequence[ChangesFile], rows: HashedRows, read_keys: ReadsKeys) -> None:
+        """Takes what tasks have folded of these files. From now on only rows with these keys are compared. `read_keys`: finds
+        keys by tasks."""
+        self._folding.take_folded(files, rows)
+        self._folding.read_keys = read_keys
+
+    def hashes_of(self, keys: Iterable[Key]) -> Keys:
+        """Returns hashes of keys that pairs have named, in their order."""
+        by_key = self._folding.by_key
+        named = {} if by_key is None else {text: hashes for hashes, text in by_key.texts.items()}
+        found = [tuple(map(int, named[key])) for key in keys if key in named]
+        columns = np.array(found, np.uint64).reshape(-1, KEY_COLUMNS)
+        order = np.lexsort((columns[:, 1], columns[:, 0]))
+        return columns[order, 0], columns[order, 1]
+
     def stage(self, batches: Iterable[pa.RecordBatch]) -> None:
         folding = self._folding
         if folding.splits is None and folding.by_key is None:
             self._folded.stage(batches)
             self.row_count = self._folded.row_count
             return
-        self._hashed = [folding.expected(batch) for batch in batches]
+        self._hashed = [folding.hashing.expected(batch) for batch in batches]
         self.row_count = sum(table.num_rows for table in self._hashed)
         folding.refresh()
         if folding.by_key is not None:
@@ -158,7 +188,7 @@ class FilesComparison:
         if self._folding.splits is None:
             return None
         try:
-            parts = [HashedRows.of(table, schema) for table in self._hashed or [self._folding.nothing()]]
+            parts = [HashedRows.of(table, schema) for table in self._hashed or [self._folding.hashing.nothing()]]
         except NoOrdinalError:
             return None
         return together(parts).last()
@@ -182,18 +212,28 @@ class FilesComparison:
 
     def _others(self, by_key: RowsByKey, seen: SeenKeys, limit: int) -> list[Pair]:
         held = by_key.others(seen, limit)
-        return self._named(unexpected(held, np.arange(len(held)), hashed_key), by_key, self._folding.read_again)
+        folding, pairs = self._folding, unexpected(held, np.arange(len(held)), hashed_key)
+        read_keys = folding.read_keys
+        if read_keys is None:
+            return self._named(pairs, by_key, folding.read_again)
+        lacking = held.taken(np.array([pair.key not in by_key.texts for pair in pairs], np.bool_)).newest().keys
+
+        def read(take: Take) -> None:
+            for keys in read_keys(lacking):
+                take(keys)
+
+        return self._named(pairs, by_key, read)
 
     def _named(self, pairs: list[Pair], by_key: RowsByKey, read: Callable[[Take], None]) -> list[Pair]:
-        """Returns the pairs with the texts of their keys. `read`: gives changes in which these keys are to a function."""
+        """Returns the pairs with the texts of their keys. `read`: gives keys, these among them, to a function."""
         lacking = np.array([int(pair.key[0]) for pair in pairs if pair.key not in by_key.texts], np.uint64)
 
         def find(changes: pa.Table) -> None:
-            changes = by_key.with_key(changes)
-            rows = by_key.hashed(changes)
-            places = np.flatnonzero(np.isin(rows.keys[0], lacking))
-            for place, text in zip(places.tolist(), self._state.key_texts(changes.take(places)), strict=True):
-                by_key.texts[hashed_key(rows, place)] = text
+            keys = with_key(changes, by_key.schema).select(self._state.keys)
+            first, second = hashes_of_keys(keys, by_key.schema, by_key.seed)
+            places = np.flatnonzero(np.isin(first, lacking))
+            for place, text in zip(places.tolist(), self._state.key_texts(keys.take(places)), strict=True):
+                by_key.texts[str(first[place]), str(second[place])] = text
 
         if len(lacking):
             read(find)
@@ -218,7 +258,7 @@ class FilesComparison:
         return None
 
     def _no_rows(self) -> HashedRows:
-        return HashedRows.of(self._folding.nothing(), self._state.schema)
+        return HashedRows.of(self._folding.hashing.nothing(), self._state.schema)
 
     def _bounds(self, keys: IntegerRange | None) -> tuple[int, int]:
         """Returns the range of the leading column of the key, with its end."""

@@ -10,18 +10,18 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from tidemark.sinks.files import reading
-from tidemark.sinks.files.json_values import LineValues, values_of
+from tidemark.sinks.files.hashing import ATTEMPTS, ChangesFile, FileHashing, vanishing
 from tidemark.sinks.files.merging import log_files
 from tidemark.sinks.files.part import Format
 from tidemark.sinks.files.split_files import SplitFiles
-from tidemark.sinks.folded.hashing import PLACE_KIND, key_names
+from tidemark.sinks.folded.hashed_rows import HashedRows
+from tidemark.sinks.folded.hashing import PLACE_KIND
 from tidemark.sinks.folded.rows_by_key import RowsByKey, ValuesLeftOutError
 from tidemark.sinks.folded.state import FoldedState
-from tidemark.sinks.rows.json_lines import json_rows
 from tidemark.state.change_batch import ChangeType
 from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
@@ -29,19 +29,7 @@ from tidemark.state.integer_range import IntegerRange
 FRESH_BYTES = 512 << 20
 """Files are read together until they have this size."""
 FRESH_FILES = 1000
-ROWS_AT_ONCE = 16384
-_ATTEMPTS = 20
 _EPOCH = re.compile(r"e(\d+)-")
-
-
-@dataclass(frozen=True, slots=True)
-class _NewFile:
-    """`log_epoch`: the last epoch of a file of log changes. `is_partly_known`: a merged one whose first epochs were taken in
-    before."""
-
-    path: Path
-    log_epoch: int = 0
-    is_partly_known: bool = False
 
 
 @dataclass(slots=True)
@@ -56,35 +44,24 @@ class Folding:
     within: IntegerRange | None = None
     splits: SplitFiles | None = None
     by_key: RowsByKey | None = None
+    read_keys: Callable[[tuple[Any, ...]], Iterable[pa.Table]] | None = None
+    """Finds keys by tasks, if these have folded the files."""
     _taken: set[str] = field(default_factory=set)
     _log_epoch: int = 0
     """All log changes up to this epoch were taken in."""
+
+    @property
+    def hashing(self) -> FileHashing:
+        return FileHashing(self.state.hashing, self.file_format)
 
     def stage(self, table: str, batches: Iterable[pa.RecordBatch]) -> int:
         """Creates a table with the rows as the sink writes them. Returns their number."""
         count = 0
         self.state.create(table)
         for batch in batches:
-            self.state.insert(table, self.expected(batch))
+            self.state.insert(table, self.hashing.expected(batch))
             count += batch.num_rows
         return count
-
-    def expected(self, batch: pa.RecordBatch) -> pa.Table:
-        """Returns a change batch of expected rows as `RowHashing.changes` does. Parquet keeps Arrow's values as they are. JSON
-        Lines are written."""
-        names = self.state.schema.arrow_schema().names
-        if self.file_format == "parquet":
-            columns = {name: batch.column(name) for name in names}
-            return self.state.hashing.changes(columns, batch.num_rows)
-        values = batch.select(names)
-        found = [self.nothing()]
-        for start in range(0, batch.num_rows, ROWS_AT_ONCE):
-            for lines in values_of(json_rows(values.slice(start, ROWS_AT_ONCE)).data, self.state.schema):
-                found.append(self._of_lines(lines, is_logged=False))
-        return pa.concat_tables(found[1:] or found)
-
-    def nothing(self) -> pa.Table:
-        return self.state.hashing.changes({}, 0)
 
     def take_splits(self) -> None:
         """Takes the files of splits in, too, from now on."""
@@ -110,37 +87,53 @@ class Folding:
             self._with_new_files(self._take)
             if self.by_key is not None:
                 self.by_key.settle()
-        except ValuesLeftOutError:
+        except ValuesLeftOutError as error:
+            if self.by_key is not None and self.by_key.only_known:
+                table = self.state.schema.table
+                message = f"A row of {table} got another key meanwhile, and its large values are not in the log."
+                raise SinkError(message, "Compare again.", table) from error
             self.take_all()
+
+    def to_fold(self) -> list[ChangesFile]:
+        """Returns the files that the copy has now, none of which was taken in."""
+        return self._new_files()
+
+    def take_folded(self, files: Sequence[ChangesFile], rows: HashedRows) -> None:
+        """Takes what others have folded of these files. Only the keys of `rows` count from now on."""
+        self.splits = None
+        self.by_key = RowsByKey(self.state.schema, self.state.seed, self.state.temporary, only_known=True)
+        self.by_key.add_rows(rows)
+        self.by_key.settle()
+        self._note(files)
 
     def read_again(self, take: Callable[[pa.Table], None]) -> None:
         """Gives all changes to `take`, maybe some of them twice. Raises SinkError."""
         reading = Folding(self.state, self.copy_folder, self.file_format)
 
-        def take_files(files: Sequence[_NewFile]) -> None:
+        def take_files(files: Sequence[ChangesFile]) -> None:
             for file in files:
-                for changes in self.changes_in(file.path):
+                for changes in self.hashing.changes_in(file.path):
                     take(changes)
                 reading._note([file])
 
         reading._with_new_files(take_files)
 
-    def _with_new_files(self, take: Callable[[Sequence["_NewFile"]], None]) -> None:
-        for attempt in range(_ATTEMPTS):
+    def _with_new_files(self, take: Callable[[Sequence[ChangesFile]], None]) -> None:
+        for attempt in range(ATTEMPTS):
             new = self._new_files()
             try:
                 for group in self._groups(new):
                     take(group)
             except (SinkError, FileNotFoundError) as error:
                 # A file that was merged meanwhile is gone: the next list has the merged one.
-                if all(file.path.exists() for file in new) or attempt == _ATTEMPTS - 1:
+                if all(file.path.exists() for file in new) or attempt == ATTEMPTS - 1:
                     if isinstance(error, SinkError):
                         raise
-                    raise SinkError(f"Files vanish from {self.copy_folder}.", "Compare again.") from error
+                    raise vanishing(self.copy_folder) from error
             else:
                 return
 
-    def _new_files(self) -> list[_NewFile]:
+    def _new_files(self) -> list[ChangesFile]:
         """Returns the files that were not taken in, in the order of their epochs, those of other names last."""
         found = []
         reached = self._log_epoch
@@ -148,18 +141,18 @@ class Folding:
         for log in logs:
             if log.last > reached:
                 if log.path.name not in self._taken:
-                    found.append((log.first, _NewFile(log.path, log.last, log.first <= reached)))
+                    found.append((log.first, ChangesFile(log.path, (log.first, log.last), log.first <= reached)))
                 reached = log.last
         known = {log.path.name for log in logs} | self._taken
         for name in os.listdir(self.copy_folder):
             if not name.startswith((".", "_")) and name not in known and (self.copy_folder / name).is_file():
                 match = _EPOCH.match(name)
-                found.append((int(match[1]) if match else sys.maxsize, _NewFile(self.copy_folder / name)))
+                found.append((int(match[1]) if match else sys.maxsize, ChangesFile(self.copy_folder / name)))
         return [file for _, file in sorted(found, key=lambda pair: (pair[0], pair[1].path.name))]
 
-    def _groups(self, files: Sequence[_NewFile]) -> Iterator[list[_NewFile]]:
+    def _groups(self, files: Sequence[ChangesFile]) -> Iterator[list[ChangesFile]]:
         """Yields neighbouring files."""
-        group: list[_NewFile] = []
+        group: list[ChangesFile] = []
         size = 0
         for file in files:
             is_full = size >= FRESH_BYTES or len(group) >= FRESH_FILES
@@ -171,16 +164,16 @@ class Folding:
         if group:
             yield group
 
-    def _take(self, files: Sequence[_NewFile]) -> None:
+    def _take(self, files: Sequence[ChangesFile]) -> None:
         if self.by_key is not None:  # a change that is there twice is one
             for file in files:
-                for changes in self.changes_in(file.path):
+                for changes in self.hashing.changes_in(file.path):
                     self.by_key.add(changes)
         else:
             self._fold(files)
         self._note(files)
 
-    def _fold(self, files: Sequence[_NewFile]) -> None:
+    def _fold(self, files: Sequence[ChangesFile]) -> None:
         paths = [file.path for file in files]
         others = paths if self.splits is None else self.splits.add(paths)
         self._load_fresh(others)
@@ -193,9 +186,9 @@ class Folding:
             self.state.execute(f"DELETE FROM fresh WHERE o <= CAST({self.state.log_place} AS {PLACE_KIND})")
         self.state.take_changes()
 
-    def _note(self, files: Sequence[_NewFile]) -> None:
+    def _note(self, files: Sequence[ChangesFile]) -> None:
         self._taken.update(file.path.name for file in files)
-        self._log_epoch = max(self._log_epoch, *(file.log_epoch for file in files))
+        self._log_epoch = max([self._log_epoch, *(file.epochs[1] for file in files if file.epochs is not None)])
 
     def _load_fresh(self, paths: Sequence[Path]) -> None:
         with self.state.transaction():
@@ -205,32 +198,8 @@ class Folding:
     def load(self, table: str, paths: Sequence[Path]) -> None:
         """Adds the changes of files to a table (`change_kinds`)."""
         for path in paths:
-            for changes in self.changes_in(path):
+            for changes in self.hashing.changes_in(path):
                 self.state.insert(table, changes)
         if self.within is not None:
             wanted = f"kind = {ChangeType.TRUNCATE:d} OR ({self.within.condition(self.state.key_column)})"
             self.state.execute(f"DELETE FROM {table} WHERE ({wanted}) IS NOT TRUE")
-
-    def changes_in(self, path: Path) -> Iterator[pa.Table]:
-        is_logged = _LOGGED.search(path.name) is not None
-        if self.file_format == "parquet":
-            for batch in reading.changes_in(path, self.state.schema):
-                columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-                yield self.state.hashing.changes(columns, batch.num_rows, is_logged=is_logged)
-        else:
-            for lines in reading.lines_in(path, self.state.schema):
-                yield self._of_lines(lines, is_logged=is_logged)
-
-    def _of_lines(self, lines: LineValues, *, is_logged: bool) -> pa.Table:
-        schema = self.state.schema
-        others = {k: lines.keys(schema, name) for k, name in zip(key_names(schema), schema.key, strict=True)}
-        if "_change_type" in lines.names:
-            others |= {"_change_type": lines.kinds()}
-            others |= {name: lines.integers(name) for name in ("_commit_version", "_seq")}
-        if "_unchanged" in lines.names:
-            others["_unchanged"] = lines.unchanged()
-        texts = {column.name: lines.column(column.name) for column in schema.captured}
-        return self.state.hashing.changes_of_texts(texts, others, len(lines), is_logged=is_logged)
-
-
-_LOGGED = re.compile(r"-log[.][a-z]+$")

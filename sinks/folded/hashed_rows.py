@@ -4,7 +4,7 @@ A key of integers has a number for each column. Any other key has two: hashes of
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,6 +27,8 @@ _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Places: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 _Flags: TypeAlias = npt.NDArray[np.bool_]
 _PRESENT = [int(ChangeType.INSERT), int(ChangeType.UPDATE_POSTIMAGE)]
+LEFT_OUT = np.uint64(0)
+"""No value has this hash, but one of 2**64."""
 _FIRST_KEY, _SECOND_KEY = 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 
 
@@ -48,7 +50,8 @@ def ordinals(column: pa.Array) -> Ordinals:
 
 @dataclass(frozen=True, slots=True)
 class HashedRows:
-    """`keys`: an array for each column of the key. `hashes`: of the values, and of each column that a change may leave out."""
+    """`keys`: an array for each column of the key. `hashes`: of the values, and of each column that a change may leave out;
+    there LEFT_OUT stands for a value that is to be taken from the change before."""
 
     keys: tuple[Ordinals, ...]
     version: _Places
@@ -69,7 +72,8 @@ class HashedRows:
         columns = {name: _whole(changes.column(name)) for name in changes.column_names}
         kinds = np.asarray(pc.fill_null(columns["kind"], int(ChangeType.DELETE)))
         keys = key_hashes([columns[name] for name in key_names(schema)], seed)
-        return cls._of(columns, keys, ~np.isin(kinds, _PRESENT), schema)
+        rows = cls._of(columns, keys, ~np.isin(kinds, _PRESENT), schema)
+        return rows._without_left_out([np.asarray(columns[f"u{i}"]) for i in range(len(schema.toastable))])
 
     @classmethod
     def of_values(cls, rows: pa.RecordBatch, key: Sequence[str], seed: int) -> "HashedRows":
@@ -125,6 +129,22 @@ class HashedRows:
             tuple(column[rows] for column in self.hashes),
         )
 
+    def part(self, start: int, end: int) -> "HashedRows":
+        """Returns rows by their numbers, without copying them."""
+        return HashedRows(
+            tuple(column[start:end] for column in self.keys),
+            self.version[start:end],
+            self.seq[start:end],
+            self.gone[start:end],
+            tuple(column[start:end] for column in self.hashes),
+        )
+
+    def _without_left_out(self, left_out: Sequence[_Flags]) -> "HashedRows":
+        """`left_out`: rows without a value, for each column that may be left out. A deletion has none."""
+        whole, *others = self.hashes
+        found = [np.where(rows | self.gone, LEFT_OUT, column) for rows, column in zip(left_out, others, strict=True)]
+        return replace(self, hashes=(whole, *found))
+
     def between(self, least: int, greatest: int) -> "HashedRows":
         """Returns the rows whose leading column of the key is in this range."""
         leading = self.keys[0]
@@ -163,7 +183,9 @@ class HashedRows:
         rows = self.taken(np.lexsort((self.seq, self.version, *reversed(self.keys))))
         is_last = np.ones(len(rows), np.bool_)
         is_last[:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in rows.keys])
-        return rows._kept(is_last)
+        whole, *others = rows.hashes
+        filled = [_filled(column, is_last) for column in others]
+        return replace(rows, hashes=(whole, *filled))._kept(is_last)
 
     def _kept(self, rows: _Flags) -> "HashedRows":
         return self if rows.all() else self.taken(rows)
@@ -213,6 +235,17 @@ def surplus(expected: HashedRows, held: HashedRows, key_of: KeyOf, limit: int) -
 def unexpected(held: HashedRows, rows: _Numbers, key_of: KeyOf) -> list[Pair]:
     """Returns the pairs of these rows, which the source lacks."""
     return [Pair(key_of(held, int(row)), None, _digest(held, int(row))) for row in rows]
+
+
+def _filled(column: Ordinals, is_last: _Flags) -> Ordinals:
+    """Returns hashes with those before of the same key in place of LEFT_OUT. `is_last`: the last rows of each key."""
+    if (column != LEFT_OUT).all():
+        return column
+    numbers = np.arange(len(column))
+    starts = np.zeros(len(column), np.int64)
+    starts[1:] = np.where(is_last[:-1], numbers[1:], 0)
+    found = np.maximum.accumulate(np.where(column != LEFT_OUT, numbers, -1))
+    return np.where(found >= np.maximum.accumulate(starts), column[np.maximum(found, 0)], LEFT_OUT)
 
 
 def _same(expected: HashedRows, held: HashedRows) -> bool:
@@ -280,6 +313,11 @@ def integer_keys(schema: TableSchema) -> KeyOf:
     return lambda rows, row: tuple(
         str(int(column[row]) - first) for column, first in zip(rows.keys, firsts, strict=True)
     )
+
+
+def hashes_of_keys(changes: pa.Table, schema: TableSchema, seed: int) -> tuple[Ordinals, Ordinals]:
+    """Returns two hashes of the key of each change. `changes`: as `RowHashing.changes` returns them; all have a key."""
+    return key_hashes([_whole(changes.column(name)) for name in key_names(schema)], seed)
 
 
 def key_hashes(keys: list[pa.Array], seed: int) -> tuple[Ordinals, Ordinals]:

@@ -4,6 +4,7 @@ The rows that are expected and those of a copy are hashed by the same code with 
 Keys are made by DuckDB's expressions.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -15,7 +16,8 @@ import pyarrow.compute as pc
 
 from tidemark.sinks.folded.row_hashes import Texts, hashes_of, hashes_of_texts
 from tidemark.state.change_batch import CHANGE_TYPE_NAMES, ChangeType
-from tidemark.state.table import TableSchema, arrow_type_of
+from tidemark.state.errors import SinkError
+from tidemark.state.table import TableId, TableSchema, arrow_type_of
 
 PLACES = pa.decimal128(38, 0)
 """The Arrow type of a change's place: `_commit_version` * 2**32 + `_seq`."""
@@ -66,6 +68,23 @@ def selected(schema: TableSchema, kinds: Sequence[str]) -> str:
     for name, kind, wanted in zip(key_names(schema), kinds, key_kinds(schema), strict=True):
         expressions[name] = f"TRY_CAST({key_text(name, kind)} AS {wanted})"
     return ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
+
+
+def with_key(changes: pa.Table, schema: TableSchema) -> pa.Table:
+    """Returns the changes that have a key."""
+    keys = [changes.column(name) for name in key_names(schema)]
+    if any(key.null_count for key in keys):
+        return changes.filter(functools.reduce(pc.and_, [pc.is_valid(key) for key in keys]))
+    return changes
+
+
+def require_alike(seed: int, expected: int, table: TableId) -> None:
+    """Raises SinkError if this process hashes differently from the command. `expected`: its `probe`."""
+    if probe(seed) != expected:
+        raise SinkError(
+            f"Rows of {table} can't be compared: Spark's executors hash differently from the command.",
+            "Install one version of Tidemark where the driver runs and in the executors' Python.",
+        )
 
 
 def probe(seed: int) -> int:

@@ -8,7 +8,6 @@ More than MAX_ROWS changes are not sorted in memory: they are written into files
 is sorted, and the arrays are read from disk where rows are looked up.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemark.sinks.comparing import Key
-from tidemark.sinks.folded.hashed_rows import HashedRows, together
-from tidemark.sinks.folded.hashing import key_names
+from tidemark.sinks.folded.hashed_rows import HashedRows, hashes_of_keys, together
+from tidemark.sinks.folded.hashing import with_key
 from tidemark.sinks.folded.temporary_folder import no_room, temporary_folder
 from tidemark.state.change_batch import ChangeType
 from tidemark.state.table import TableId, TableSchema
@@ -37,17 +36,40 @@ _Keys = tuple[npt.NDArray[np.uint64], ...]
 
 
 class ValuesLeftOutError(Exception):
-    """A change leaves values out: they are in a row before, so only `FoldedState` can tell them."""
+    """A row got another key, and the log left values out: they are in a row of the key before, so only `FoldedState` can tell
+    them."""
+
+
+def hashed_changes(
+    changes: pa.Table, schema: TableSchema, seed: int, known: _Keys | None = None
+) -> tuple[int, HashedRows]:
+    """Returns the place of the last TRUNCATE, -1 for none, and the other changes that have a key. `changes`: as
+    `RowHashing.changes` returns them. `known`: only changes of these keys, which are in their order. Raises
+    ValuesLeftOutError."""
+    truncated = -1
+    are_truncates = pc.equal(changes.column("kind"), int(ChangeType.TRUNCATE))
+    if pc.any(are_truncates).as_py():
+        truncated = int(pc.max(changes.column("o").filter(are_truncates)).as_py())
+        changes = changes.filter(pc.fill_null(pc.invert(are_truncates), True))
+    changes = with_key(changes, schema)
+    if known is not None:
+        changes = changes.filter(pa.array(places_of(hashes_of_keys(changes, schema, seed), known) >= 0))
+    for i in range(len(schema.toastable)):
+        if pc.any(pc.and_(changes.column(f"u{i}"), pc.equal(changes.column("kind"), int(ChangeType.INSERT)))).as_py():
+            raise ValuesLeftOutError
+    return truncated, HashedRows.by_hashes(changes, schema, seed)
 
 
 @dataclass(slots=True)
 class RowsByKey:
     """The last change of each key, also deletions. `seed`: of all hashes. `temporary`: a folder for what does not fit into the
-    memory; None: one that is made when it is needed, and removed by `close`."""
+    memory; None: one that is made when it is needed, and removed by `close`. `only_known`: later changes and expected rows
+    count only if their keys are among those that `settle` found first."""
 
     schema: TableSchema
     seed: int
     temporary: Path | None = None
+    only_known: bool = False
     truncated: int = field(default=-1, init=False)
     """The place of the table's last TRUNCATE: rows before it are ignored."""
     texts: dict[Key, Key] = field(default_factory=dict, init=False)
@@ -67,19 +89,14 @@ class RowsByKey:
 
     @property
     def base(self) -> HashedRows:
-        return self._of_none() if self._base is None else self._base
+        return self.nothing() if self._base is None else self._base
 
     def add(self, changes: pa.Table) -> None:
         """Adds changes as `RowHashing.changes` returns them. Raises ValuesLeftOutError."""
-        for i in range(len(self.schema.toastable)):
-            if pc.any(changes.column(f"u{i}")).as_py():
-                raise ValuesLeftOutError
-        are_truncates = pc.equal(changes.column("kind"), int(ChangeType.TRUNCATE))
-        truncated = pc.max(changes.column("o").filter(are_truncates)).as_py()
-        if truncated is not None:
-            self.truncated = max(self.truncated, int(truncated))
-            changes = changes.filter(pc.invert(are_truncates))
-        self.add_rows(self.hashed(changes))
+        known = self.base.keys if self.only_known else None
+        truncated, rows = hashed_changes(changes, self.schema, self.seed, known)
+        self.truncated = max(self.truncated, truncated)
+        self.add_rows(rows)
 
     def add_rows(self, rows: HashedRows) -> None:
         self._added.append(rows)
@@ -91,35 +108,31 @@ class RowsByKey:
 
     def settle(self) -> None:
         """Takes in what was added."""
-        added = together(self._added or [self._of_none()])
+        added = together(self._added or [self.nothing()])
         self._added = []
         if self._spilled is not None:
             if len(added):
                 self._spilled.add(added)
-            self._base, self._spilled = self._spilled.sorted(), None
+            self._base, self._spilled = self._spilled.sorted(self.truncated), None
         elif self._base is None:
-            self._base = added.newest()
+            self._base = added.after(self.truncated).newest()
         elif len(added):
-            recent = together([added] if self._recent is None else [self._recent, added]).newest()
+            recent = together([added] if self._recent is None else [self._recent, added])
+            recent = recent.after(self.truncated).newest()
             self._recent = recent.taken(self._is_later(recent))
 
     def hashed(self, changes: pa.Table) -> HashedRows:
-        return HashedRows.by_hashes(self.with_key(changes), self.schema, self.seed)
-
-    def with_key(self, changes: pa.Table) -> pa.Table:
         """Returns the changes that have a key."""
-        keys = [changes.column(name) for name in key_names(self.schema)]
-        if any(key.null_count for key in keys):
-            return changes.filter(functools.reduce(pc.and_, [pc.is_valid(key) for key in keys]))
-        return changes
+        return HashedRows.by_hashes(with_key(changes, self.schema), self.schema, self.seed)
 
     def expected(self, hashed: Sequence[pa.Table]) -> HashedRows:
         """Returns expected rows, each key once."""
-        return together([*map(self.hashed, hashed), self._of_none()]).last()
+        rows = together([*map(self.hashed, hashed), self.nothing()]).last()
+        return rows.taken(places_of(rows.keys, self.base.keys) >= 0) if self.only_known else rows
 
     def among(self, wanted: HashedRows) -> HashedRows:
         """Returns the rows that the copy has of these keys."""
-        parts = [self._of_none()]
+        parts = [self.nothing()]
         for rows in self._both():
             places = places_of(wanted.keys, rows.keys)
             parts.append(rows.taken(places[places >= 0]))
@@ -127,7 +140,7 @@ class RowsByKey:
 
     def others(self, seen: "SeenKeys", limit: int) -> HashedRows:
         """Returns rows that the copy has of other keys, at most `limit`."""
-        parts, count = [self._of_none()], 0
+        parts, count = [self.nothing()], 0
         for rows in self._unseen(seen):
             found = rows.after(self.truncated)
             found = found.taken(np.flatnonzero(~found.gone)[: limit - count])
@@ -166,7 +179,7 @@ class RowsByKey:
         if self._recent is not None:
             yield self._recent
 
-    def _of_none(self) -> HashedRows:
+    def nothing(self) -> HashedRows:
         none, number = np.zeros(0, np.uint64), np.zeros(0, np.int64)
         hashes = (none,) * (1 + len(self.schema.toastable))
         return HashedRows((none,) * KEY_COLUMNS, number, number, np.zeros(0, np.bool_), hashes)
@@ -190,7 +203,7 @@ class SeenKeys:
 
     def of(self, changes: pa.Table) -> pa.Table:
         """Returns the changes whose keys were seen."""
-        changes = self.rows.with_key(changes)
+        changes = with_key(changes, self.rows.schema)
         keys = self.rows.hashed(changes).keys
         order = np.lexsort(keys[::-1])
         return changes.take(order[self.among(tuple(column[order] for column in keys))])
@@ -243,8 +256,8 @@ class _Buckets:
             with self._with_room(), self._bucket(bucket).open("ab") as file:
                 _write(file, records)
 
-    def sorted(self) -> HashedRows:
-        """Returns the last change of each key, as arrays on disk."""
+    def sorted(self, truncated: int) -> HashedRows:
+        """Returns the last change of each key after `truncated`, as arrays on disk."""
         names = [name for name, _ in self._kinds]
         with self._with_room(), ExitStack() as stack:
             columns = [stack.enter_context(self._column(name).open("xb")) for name in names]
@@ -252,9 +265,9 @@ class _Buckets:
                 records = np.fromfile(self._bucket(bucket), np.dtype(self._kinds))
                 self._bucket(bucket).unlink()
                 rows = HashedRows.of_arrays([np.ascontiguousarray(records[name]) for name in names], KEY_COLUMNS)
-                for column, array in zip(columns, rows.newest().arrays, strict=True):
+                for column, array in zip(columns, rows.after(truncated).newest().arrays, strict=True):
                     _write(column, array)
-        arrays = [np.memmap(self._column(name), kind, "r") for name, kind in self._kinds]
+        arrays = [_mapped(self._column(name), kind) for name, kind in self._kinds]
         return HashedRows.of_arrays(arrays, KEY_COLUMNS)
 
     @contextmanager
@@ -270,6 +283,11 @@ class _Buckets:
 
     def _column(self, name: str) -> Path:
         return self.folder / f"column-{name}"
+
+
+def _mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
+    """Returns an array on disk. An empty file can't be mapped."""
+    return np.memmap(path, kind, "r") if path.stat().st_size else np.zeros(0, kind)
 
 
 def _write(file: IO[bytes], array: npt.NDArray[Any]) -> None:

@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.support.workload import KEYS
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.reconcile import copy_progress, table_comparison, unread_log
+from tidemark.jobs.reconcile.range_looks import TableLook
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.table_comparison import TableResult
 
@@ -121,6 +123,37 @@ def compared(
     """Compares source and copy."""
     found = reconcile_tables(
         load_job_file(path), tables, watch=lambda _: Silent(), patience_seconds=patience_seconds, examples=examples
+    )
+    return {result.schema.table.name: result for result in found}
+
+
+def in_tasks(look: TableLook, function: Any, tasks: Sequence[Sequence[Any]]) -> list[Any]:
+    """Runs tasks in this process, as Spark's workers do."""
+    copy = pickle.loads(pickle.dumps(function))
+    return [pickle.loads(pickle.dumps(found)) for task in tasks for found in copy([task])]
+
+
+def in_buckets(look: TableLook, hashing: Any, work: Sequence[Any], buckets: int, folding: Any) -> list[Any]:
+    """The same for tasks whose results are dealt out to others."""
+    dealt: dict[int, list[Any]] = {bucket: [] for bucket in range(buckets)}
+    for bucket, portion in in_tasks(look, hashing, work):
+        dealt[bucket].append((bucket, portion))
+    copy = pickle.loads(pickle.dumps(folding))
+    return [found for portions in dealt.values() for found in copy(portions)]
+
+
+def compared_by_tasks(
+    path: Path, *, patience_seconds: float | None = 0.0, repair: bool = False
+) -> dict[str, TableResult]:
+    """Compares source and copy by tasks, which this process runs."""
+    found = reconcile_tables(
+        load_job_file(path),
+        watch=lambda _: Silent(),
+        patience_seconds=patience_seconds,
+        examples=1000,
+        repair=repair,
+        tasks=in_tasks,
+        folding=in_buckets,
     )
     return {result.schema.table.name: result for result in found}
 

@@ -1,0 +1,131 @@
+"""A copy in files that Spark's tasks have folded and compared: what may differ, for all further looks.
+
+The command keeps hashes of the keys that may differ and what the copy has of these, and takes in what the files get meanwhile.
+So its memory grows with what may differ, not with the table. Tasks read the source for these keys alone, too.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from tidemark.conf.sink import Sink
+from tidemark.jobs.reconcile.copy_hashing import Keys, in_order
+from tidemark.jobs.reconcile.folding_tasks import FoldedBucket, FoldingBuckets, HashingFiles, NamingKeys, Work
+from tidemark.jobs.reconcile.key_ranges import has_exact_keys
+from tidemark.jobs.reconcile.range_looks import TableLook
+from tidemark.jobs.reconcile.ranges import Range
+from tidemark.jobs.reconcile.tasks import RunsFolding, RunsTasks, dealt
+from tidemark.sinks.comparing import Key
+from tidemark.sinks.files.comparing import FilesComparison
+from tidemark.sinks.files.hashing import ChangesFile, FileHashing
+from tidemark.sinks.folded.hashed_rows import HashedRows, together
+from tidemark.sinks.folded.hashing import probe
+from tidemark.sinks.folded.rows_by_key import places_of
+
+FILES_OF_A_TASK = 1000
+BYTES_OF_A_TASK = 128 << 20
+ROWS_OF_A_BUCKET = 1 << 20
+BYTES_OF_A_BUCKET = 32 << 20
+"""Of files. What does not fit into a task's memory is on its disk."""
+MAX_BUCKETS = 8192
+MAX_OTHERS = 2 << 20
+"""So many rows that may differ are taken, and so many that only the copy has. Of others nothing is known."""
+_NO_KEYS = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+
+
+@dataclass(slots=True)
+class FoldedCopy:
+    """`row_count`: of expected rows. `others`: hashes of the keys of those that may differ, in their order, by the numbers of
+    their ranges. `unlisted`: the least number of rows that may differ, too."""
+
+    copy: FilesComparison
+    hashing: FileHashing
+    row_count: int
+    others: dict[int, Keys]
+    unlisted: int
+    _wanted: Keys | None = field(default=None, init=False)
+
+    def look_for(self, keys: Collection[Key] | None) -> None:
+        """Begins a look at these keys, None for all that may differ."""
+        self._wanted = None if keys is None else self.copy.hashes_of(keys)
+
+    def wanted(self, number: int) -> Keys:
+        """Returns hashes of the keys to look for in a range, in their order."""
+        return self.others.get(number, _NO_KEYS) if self._wanted is None else self._wanted
+
+    def has_exact_keys(self, sink: Sink) -> bool:
+        """True if the sink writes each key of the source unchanged."""
+        output = self.hashing.schema
+        return has_exact_keys(output, output.arrow_schema(), sink)
+
+
+def folded_copy(
+    look: TableLook, copy: FilesComparison, ranges: Sequence[Range], run_tasks: RunsTasks, run_folding: RunsFolding
+) -> FoldedCopy | None:
+    """Lets tasks compare a whole table. None if they can't: the log left out values of a row that got another key."""
+    hashing, files = copy.hashing, copy.to_fold()
+    groups, size = _groups(files)
+    parallelism, split_rows = look.job.snapshot.parallelism, look.job.snapshot.split_rows
+    least = max(len(ranges) * split_rows // ROWS_OF_A_BUCKET, size // BYTES_OF_A_BUCKET, parallelism)
+    buckets = min(least, MAX_BUCKETS)
+    work: list[Work] = [*dealt(ranges, parallelism), *groups]
+    hashing_files = HashingFiles(look, hashing, probe(hashing.rows.seed), buckets)
+    folding = FoldingBuckets(hashing.schema, hashing.rows.seed, MAX_OTHERS // buckets, not look.has_condition)
+    found = run_folding(look, hashing_files, work, buckets, folding)
+    if not all(bucket.is_folded for bucket in found):
+        return None
+
+    def read_keys(keys: Keys) -> Iterator[pa.Table]:
+        of_files, _ = _groups(copy.to_fold())
+        yield from run_tasks(look, NamingKeys(look, hashing.of_keys(), keys), of_files)
+
+    copy.take_folded(files, _known(found), read_keys)
+    row_count, unlisted = sum(bucket.row_count for bucket in found), sum(bucket.unlisted for bucket in found)
+    return FoldedCopy(copy, hashing, row_count, _by_ranges(found), unlisted)
+
+
+def _groups(files: Sequence[ChangesFile]) -> tuple[list[list[ChangesFile]], int]:
+    """Returns the files of each task, and the bytes of all."""
+    groups, of_group, total = list[list[ChangesFile]](), 0, 0
+    for file in files:
+        if not groups or of_group >= BYTES_OF_A_TASK or len(groups[-1]) == FILES_OF_A_TASK:
+            groups.append([])
+            of_group = 0
+        groups[-1].append(file)
+        try:
+            size = file.path.stat().st_size
+        except FileNotFoundError:  # it was merged
+            continue
+        of_group, total = of_group + size, total + size
+    return groups, total
+
+
+def _known(found: Sequence[FoldedBucket]) -> HashedRows:
+    """Returns what the copy has of all keys that may differ. A key that it lacks is one whose row is gone, since ever."""
+    held = together([bucket.held for bucket in found])
+    keys = tuple(np.concatenate(columns) for columns in zip(*(bucket.keys for bucket in found), strict=True))
+    base = held.newest()
+    lacking = np.flatnonzero(places_of(keys, base.keys) < 0)
+    count, nothing = len(lacking), held.part(0, 0)
+    gone = replace(
+        nothing,
+        keys=tuple(column[lacking] for column in keys),
+        version=np.full(count, -1, np.int64),
+        seq=np.zeros(count, np.int64),
+        gone=np.ones(count, np.bool_),
+        hashes=tuple(np.zeros(count, np.uint64) for _ in nothing.hashes),
+    )
+    return together([held, gone])
+
+
+def _by_ranges(found: Sequence[FoldedBucket]) -> dict[int, Keys]:
+    numbers = np.concatenate([bucket.numbers for bucket in found])
+    keys = tuple(np.concatenate(columns) for columns in zip(*(bucket.keys for bucket in found), strict=True))
+    order = np.argsort(numbers, kind="stable")
+    kinds, starts = np.unique(numbers[order], return_index=True)
+    return {
+        int(number): in_order(tuple(column[rows] for column in keys))
+        for number, rows in zip(kinds, np.split(order, starts)[1:], strict=True)
+    }
