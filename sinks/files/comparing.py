@@ -67,16 +67,16 @@ def comparable_files(folder: Path, schema: TableSchema, file_format: Format) -> 
         def compared(
             keys: Collection[Key] | None = None,
         ) -> contextlib.AbstractContextManager[FilesComparison]:
-            return contextlib.closing(FilesComparison(folding, next(numbers)))
+            return contextlib.closing(FilesComparison(folding, next(numbers), keys))
 
         yield compared
 
 
 class FilesComparison:
-    """A `tidemark.sinks.comparing.CopyComparison`. `number`: several may be open at a time."""
+    """A `tidemark.sinks.comparing.CopyComparison`. `number`: several may be open at a time. `wanted`: as in `Comparisons`."""
 
-    def __init__(self, folding: Folding, number: int) -> None:
-        self._folding, self._state = folding, folding.state
+    def __init__(self, folding: Folding, number: int, wanted: Collection[Key] | None) -> None:
+        self._folding, self._state, self._wanted = folding, folding.state, wanted
         self._folded = FoldedComparison(folding.state, number, folding.stage, folding.refresh)
         self._hashed: list[pa.Table] = []
         self._expected: HashedRows | None = None
@@ -168,6 +168,8 @@ class FilesComparison:
         by_key = self._folding.by_key
         if by_key is not None:
             seen, self._seen = self._seen or SeenKeys(by_key), None
+            if by_key.only_known and self._wanted is not None:
+                seen.add_others(self.hashes_of(self._wanted))  # the source was read for wanted keys alone
             return self._others(by_key, seen, limit)
         self._folding.take_all()
         self._keep_seen()

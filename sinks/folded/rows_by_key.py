@@ -201,6 +201,13 @@ class SeenKeys:
         self.marks[places[places >= 0]] = True
         self._others.append(tuple(column[places < 0] for column in keys))
 
+    def add_others(self, keys: _Keys) -> None:
+        """Adds all keys that `RowsByKey` began with but these."""
+        places = places_of(keys, self.rows.base.keys)
+        others = np.ones(len(self.marks), np.bool_)
+        others[places[places >= 0]] = False
+        self.marks |= others
+
     def of(self, changes: pa.Table) -> pa.Table:
         """Returns the changes whose keys were seen."""
         changes = with_key(changes, self.rows.schema)

@@ -12,8 +12,9 @@ from tests.support.epochs import run_epochs
 from tests.support.postgres_values import EDGE_VALUES, MAKE_TYPES
 from tests.support.reconciling import (
     Changes,
-    assert_equal,
     compared,
+    compared_both,
+    compared_by_tasks,
     edit_files,
     files_job_of,
     following,
@@ -33,6 +34,12 @@ pytestmark = pytest.mark.integration
 
 def folder_of(origin: Database, tmp_path: Path, table: str) -> Path:
     return tmp_path / "copy" / f"{origin.schema}.{table}"
+
+
+def assert_both_equal(job: Path, rows: dict[str, int]) -> None:
+    assert {name: (result.rows, result.differences, result.behind) for name, result in compared_both(job).items()} == {
+        name: (count, 0, 0) for name, count in rows.items()
+    }
 
 
 def wrong_orders(rows: Changes) -> Changes:
@@ -69,7 +76,7 @@ def test_every_wrong_row_is_found_and_no_other(source: Database, file_format: st
         "UPDATE customers SET code = upper(code) WHERE uid > 220",
     )
     run_epochs(job)
-    assert_equal(job, row_counts(source))
+    assert_both_equal(job, row_counts(source))
     codes = [row[0] for row in source.query("SELECT code FROM customers ORDER BY uid LIMIT 2")]
     edit_files(folder_of(source, tmp_path, "orders"), wrong_orders)
     edit_files(
@@ -78,7 +85,7 @@ def test_every_wrong_row_is_found_and_no_other(source: Database, file_format: st
             row | {"version": 0} if row["code"] == codes[0] else row for row in rows if row["code"] != codes[1]
         ],
     )
-    results = compared(job)
+    results = compared_both(job)
     assert found_keys(results["orders"]) == {
         "different": {("5",), ("9",)},
         "missing": {("7",)},
@@ -90,7 +97,7 @@ def test_every_wrong_row_is_found_and_no_other(source: Database, file_format: st
         reconcile(load_job_file(job), [], as_json=False, repair=True)
     source.execute("ALTER TABLE order_lines ADD COLUMN more INT")
     run_epochs(job, "sink.on_schema_change=evolve")
-    assert_equal(job, row_counts(source))
+    assert_both_equal(job, row_counts(source))
 
 
 @pytest.mark.parametrize(
@@ -124,13 +131,16 @@ def test_no_false_alarm_while_both_move(
             first.name,
         )
         results = compared(job, patience_seconds=30)
+        by_tasks = compared_by_tasks(job, patience_seconds=30)
     assert writers.transactions > 100
     assert any("-e" in path.name for path in lines.glob("e*-log.parquet")), "no files were merged"
-    assert {name: found_keys(result) for name, result in results.items()} == {
-        "orders": {},
-        "customers": {},
-        "order_lines": {"different": {("-1000000", "1")}},
-    }
+    for found in (results, by_tasks):
+        assert {name: found_keys(result) for name, result in found.items()} == {
+            "orders": {},
+            "customers": {},
+            "order_lines": {"different": {("-1000000", "1")}},
+        }
+    assert {name: result.behind for name, result in by_tasks.items()} == dict.fromkeys(KEYS, 0)
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
@@ -163,11 +173,11 @@ def test_values_that_the_log_leaves_out_are_those_of_the_row_before(
     run_epochs(job)
     (left_out,) = source.query("SELECT count(*) FROM notes WHERE length(more) >= 8000")[0]
     assert left_out == 9
-    assert_equal(job, {"notes": 9, "nothing": 0})
+    assert_both_equal(job, {"notes": 9, "nothing": 0})
     copied = sorted(folder_of(source, tmp_path, "notes").glob("e*"))
     for path in copied:  # rows that are there twice are one change
         shutil.copy(path, path.with_name(f"f{path.name}"))
-    assert_equal(job, {"notes": 9, "nothing": 0})
+    assert_both_equal(job, {"notes": 9, "nothing": 0})
     for path in copied:
         path.with_name(f"f{path.name}").unlink()
     edit_files(
@@ -177,10 +187,19 @@ def test_values_that_the_log_leaves_out_are_those_of_the_row_before(
             + [row | {"id": -1} for row in rows if row["id"] == 2 and row["_change_type"] == "insert"]
         ),
     )
-    assert found_keys(compared(job)["notes"]) == {"different": {("123", "b")}, "surplus": {("-1", "a")}}
+    assert found_keys(compared_both(job)["notes"]) == {"different": {("123", "b")}, "surplus": {("-1", "a")}}
 
 
-@pytest.mark.parametrize(("kind", "file_format"), [("mysql", "parquet"), ("postgres18", "jsonl")])
+@pytest.mark.parametrize(
+    ("kind", "file_format"),
+    [
+        ("mysql", "parquet"),
+        ("postgres18", "jsonl"),
+        pytest.param("mysql", "jsonl", marks=pytest.mark.every_server),
+        pytest.param("postgres18", "parquet", marks=pytest.mark.every_server),
+        pytest.param("mariadb", "parquet", marks=pytest.mark.every_server),
+    ],
+)
 def test_every_type(kind: str, file_format: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     source: Database = request.getfixturevalue(f"{kind}_database")  # noqa: F811
     if kind == "mysql":
@@ -202,7 +221,7 @@ def test_every_type(kind: str, file_format: str, request: pytest.FixtureRequest,
     run_epochs(job)
     insert(1000)
     run_epochs(job)
-    (result,) = compared(job).values()
+    (result,) = compared_both(job).values()
     assert (result.differences, result.examples, result.skipped) == (0, [], None)
     changed: dict[str, str] = {}
 
@@ -215,6 +234,6 @@ def test_every_type(kind: str, file_format: str, request: pytest.FixtureRequest,
         return rows
 
     edit_files(folder_of(source, tmp_path, "all_types"), null_one_of_each, "e*-log.*")
-    (result,) = compared(job).values()
+    (result,) = compared_both(job).values()
     assert {example.key for example in result.examples} == {(key,) for key in changed.values()}
     assert len(changed) > 30

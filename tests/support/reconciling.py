@@ -143,19 +143,33 @@ def in_buckets(look: TableLook, hashing: Any, work: Sequence[Any], buckets: int,
 
 
 def compared_by_tasks(
-    path: Path, *, patience_seconds: float | None = 0.0, repair: bool = False
+    path: Path, *, patience_seconds: float | None = 0.0, folding: Callable[..., list[Any]] = in_buckets
 ) -> dict[str, TableResult]:
     """Compares source and copy by tasks, which this process runs."""
-    found = reconcile_tables(
-        load_job_file(path),
-        watch=lambda _: Silent(),
-        patience_seconds=patience_seconds,
-        examples=1000,
-        repair=repair,
-        tasks=in_tasks,
-        folding=in_buckets,
-    )
-    return {result.schema.table.name: result for result in found}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_comparison, "RANGES_WITHOUT_SPARK", 0)
+        found = reconcile_tables(
+            load_job_file(path),
+            watch=lambda _: Silent(),
+            patience_seconds=patience_seconds,
+            examples=1000,
+            repair=True,
+            tasks=in_tasks,
+            folding=folding,
+        )
+        return {result.schema.table.name: result for result in found}
+
+
+def compared_both(path: Path) -> dict[str, TableResult]:
+    """Compares a copy in files by the command and by tasks, which find the same."""
+    by_command, by_tasks = compared(path), compared_by_tasks(path)
+    for name, result in by_tasks.items():
+        other = by_command[name]
+        assert (name, result.rows, result.counts, result.behind, result.skipped) == (
+            name, other.rows, other.counts, other.behind, other.skipped,
+        )  # fmt: skip
+        assert found_keys(result) == found_keys(other)
+    return by_tasks
 
 
 def assert_equal(path: Path, rows: dict[str, int], *, patience_seconds: float = 0.0) -> None:
