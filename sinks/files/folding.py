@@ -129,7 +129,7 @@ class Folding:
                 if all(file.path.exists() for file in new) or attempt == ATTEMPTS - 1:
                     if isinstance(error, SinkError):
                         raise
-                    raise vanishing(self.copy_folder) from error
+                    raise vanishing(self.copy_folder, self.state.schema.table) from error
             else:
                 return
 

@@ -15,7 +15,7 @@ from tidemark.sinks.folded.hashed_rows import HashedRows, together
 from tidemark.sinks.folded.hashing import RowHashing, key_names, with_key
 from tidemark.sinks.rows.json_lines import json_rows
 from tidemark.state.errors import SinkError
-from tidemark.state.table import TableSchema
+from tidemark.state.table import TableId, TableSchema
 
 ROWS_AT_ONCE = 16384
 ATTEMPTS = 20
@@ -32,8 +32,8 @@ class ChangesFile:
     is_partly_known: bool = False
 
 
-def vanishing(folder: Path) -> SinkError:
-    return SinkError(f"Files vanish from {folder}.", "Compare again.")
+def vanishing(folder: Path, table: TableId) -> SinkError:
+    return SinkError(f"Files vanish from {folder}.", "Compare again.", table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class FileHashing:
                         raise
                     paths = _merged(file)
                     if not paths or attempt == ATTEMPTS - 1:
-                        raise vanishing(file.path.parent) from error
+                        raise vanishing(file.path.parent, self.schema.table) from error
 
     def of_keys(self) -> "FileHashing":
         """Returns the same for the columns of the key alone."""

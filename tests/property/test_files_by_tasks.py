@@ -1,5 +1,6 @@
 """Files of a copy are folded and compared by tasks as a model folds them."""
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -97,9 +98,13 @@ def found(source: Source, copy: FilesComparison, folded: FoldedCopy) -> set[Any]
     return pairs | kinds_of(copy.surplus_of_all(100))
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
-@pytest.mark.parametrize("rows_in_memory", [1000, 3])
-@pytest.mark.parametrize("kind", [*SCHEMAS, *OTHER_SCHEMAS])
+def _cases() -> list[Any]:
+    usual = {("integer", 1000, "parquet"), ("both", 3, "jsonl"), ("text and integer", 3, "parquet")}
+    all_cases = itertools.product([*SCHEMAS, *OTHER_SCHEMAS], [1000, 3], ["parquet", "jsonl"])
+    return [case if case in usual else pytest.param(*case, marks=pytest.mark.every_server) for case in all_cases]
+
+
+@pytest.mark.parametrize(("kind", "rows_in_memory", "file_format"), _cases())
 @settings(max_examples=15, deadline=None)
 @given(
     files=file_lists,
