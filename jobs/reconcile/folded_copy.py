@@ -38,22 +38,23 @@ _NO_KEYS = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
 @dataclass(slots=True)
 class FoldedCopy:
     """`row_count`: of expected rows. `others`: hashes of the keys of those that may differ, in their order, by the numbers of
-    their ranges. `unlisted`: the least number of rows that may differ, too."""
+    their ranges. `unlisted`: the least number of rows that may differ, too, and are not known."""
 
     copy: FilesComparison
     hashing: FileHashing
     row_count: int
     others: dict[int, Keys]
     unlisted: int
-    _wanted: Keys | None = field(default=None, init=False)
+    _wanted: Keys = field(default=_NO_KEYS, init=False)
 
-    def look_for(self, keys: Collection[Key] | None) -> None:
-        """Begins a look at these keys, None for all that may differ."""
-        self._wanted = None if keys is None else self.copy.hashes_of(keys)
+    def look_for(self, keys: Collection[Key]) -> None:
+        """Begins a further look, at these keys."""
+        self._wanted = self.copy.hashes_of(keys)
 
-    def wanted(self, number: int) -> Keys:
-        """Returns hashes of the keys to look for in a range, in their order."""
-        return self.others.get(number, _NO_KEYS) if self._wanted is None else self._wanted
+    def wanted(self, number: int, *, is_first: bool) -> Keys:
+        """Returns hashes of the keys to look for in a range, in their order. `is_first`: all that may differ; else those of
+        `look_for`."""
+        return self.others.get(number, _NO_KEYS) if is_first else self._wanted
 
     def has_exact_keys(self, sink: Sink) -> bool:
         """True if the sink writes each key of the source unchanged."""

@@ -125,7 +125,7 @@ class HashedRanges:
         """Adds a range that is looked at as `looks` does: all of its rows, or those that may differ since the first look.
         Returns the look if no task has to read the range for it."""
         if isinstance(self.hashed, FoldedCopy):
-            wanted = self.hashed.wanted(each.number)
+            wanted = self.hashed.wanted(each.number, is_first=self.looks.is_first)
             if len(wanted[0]):
                 self.waiting.append(HashedRange(each, wanted))
             return None

@@ -418,7 +418,7 @@ class TableComparison:
         everywhere = EVERYWHERE in numbers
         if everywhere and wanted is None:
             self._hashed.begin()
-        if self._folded is not None:
+        if self._folded is not None and wanted is not None:
             self._folded.look_for(wanted)
         found: dict[int, list[Pair]] = {}
         unlisted: set[int] = set()

@@ -163,6 +163,22 @@ def test_only_what_may_differ_comes_to_the_command(mysql_database: Database, tmp
     assert sum(len(bucket.held) for bucket in found) == 4
 
 
+def test_rows_that_may_differ_are_judged_now_and_then(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are before all ranges were looked at."""
+    create_parts(mysql_database, 300)
+    job = files_job_of(mysql_database, tmp_path, snapshot={"split_rows": 10, "parallelism": 2})
+    run_epochs(job)
+    edit_files(
+        folder_of(mysql_database, tmp_path, "parts"),
+        lambda rows: [row | {"stars": 99} if row["n"] % 10 == 0 else row for row in rows if row["n"] % 10 != 1],
+    )
+    monkeypatch.setattr(table_comparison, "MAX_SUSPECTS", 1)
+    (result,) = compared_by_tasks(job).values()
+    assert {kind: len(keys) for kind, keys in found_keys(result).items()} == {"different": 30, "missing": 30}
+
+
 @pytest.mark.parametrize("trouble", ["merged", "removed"])
 def test_files_that_are_gone_when_tasks_read_them(
     trouble: str, mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -80,13 +80,13 @@ class Source:
         return [Range(number, split, None) for number in range(len(self.bounds) - 1)]
 
 
-def found(source: Source, copy: FilesComparison, folded: FoldedCopy) -> set[Any]:
+def found(source: Source, copy: FilesComparison, folded: FoldedCopy, *, is_first: bool) -> set[Any]:
     """What differs, after tasks have read the rows that may."""
     pairs = set()
     for each in source.ranges:
         expected = source.expected(each, None, None)
         task = HashingTask(cast(Any, source), folded.hashing, 1000)
-        result = task.read(HashedRange(each, folded.wanted(each.number)), expected)
+        result = task.read(HashedRange(each, folded.wanted(each.number, is_first=is_first)), expected)
         assert isinstance(result, RangeRows)
         assert result.rows is not None
         copy.stage(result.rows.to_batches())
@@ -163,12 +163,12 @@ def test_tasks_find_what_differs(
                 assert folded is not None
                 assert (folded.row_count, folded.unlisted) == (len(expected), 0)
                 write(Path(name), schema, later, file_format, first_epoch=len(files) + 1)
-                assert found(source, copy, folded) == differences
+                assert found(source, copy, folded, is_first=True) == differences
             wanted = [key for _, key, _ in differences]
             with comparisons(wanted) as copy:
                 assert isinstance(copy, FilesComparison)
                 folded.look_for(wanted)
-                assert found(source, copy, folded) == differences
+                assert found(source, copy, folded, is_first=False) == differences
 
 
 def test_more_rows_than_are_taken_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
