@@ -28,7 +28,7 @@ FILES_OF_A_TASK = 1000
 BYTES_OF_A_TASK = 128 << 20
 ROWS_OF_A_BUCKET = 1 << 20
 BYTES_OF_A_BUCKET = 32 << 20
-"""Of files. What does not fit into a task's memory is on its disk."""
+"""A bucket has so many bytes of files. A task keeps on its disk what does not fit into its memory."""
 MAX_BUCKETS = 8192
 MAX_OTHERS = 2 << 20
 """So many rows that may differ are taken, and so many that only the copy has. Of others nothing is known."""

@@ -30,17 +30,17 @@ from tidemark.state.table import TableSchema
 ROWS_AT_ONCE = 1 << 20
 """A task hashes so many rows before it deals them out to buckets. 49 bytes each, and 8 for each column that may be left out."""
 ROWS_OF_A_PORTION = 1 << 14
-"""Or fewer, if there are few buckets: a worker of Spark collects some portions before it writes them."""
+"""A task hashes fewer rows if there are few buckets: a worker of Spark collects some portions before it writes them."""
 Work: TypeAlias = Sequence[Range] | Sequence[ChangesFile]
-"""What a task reads."""
+"""Ranges or files: a task reads them."""
 _Numbers: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What a task has found for a bucket. `numbers`: of the ranges of expected rows, None for changes of the copy. `truncated`:
-    the place of a TRUNCATE, which counts for all buckets. `rows`: None if the log left out a value of a row that got another
-    key."""
+    """The rows that a task has found for a bucket. `numbers`: of the ranges of expected rows, None for changes of the copy.
+    `truncated`: the place of a TRUNCATE, which counts for all buckets. `rows`: None if the log left out a value of a row that
+    got another key."""
 
     rows: HashedRows | None
     numbers: _Numbers | None = None

@@ -81,7 +81,7 @@ class Source:
 
 
 def found(source: Source, copy: FilesComparison, folded: FoldedCopy, *, is_first: bool) -> set[Any]:
-    """What differs, after tasks have read the rows that may."""
+    """Returns the rows that differ, after tasks have read the rows that may."""
     pairs = set()
     for each in source.ranges:
         expected = source.expected(each, None, None)
