@@ -94,6 +94,15 @@ class GtidSet:
     def contains(self, source: Source, number: int) -> bool:
         return any(start <= number < end for start, end in self.intervals.get(source, ()))
 
+    def interval_of(self, source: Source, number: int) -> Interval | None:
+        """Returns the interval that has the transaction, None if the set does not."""
+        found = (each for each in self.intervals.get(source, ()) if each[0] <= number < each[1])
+        return next(found, None)
+
+    def ends(self) -> "GtidSet":
+        """Returns the last transaction of each interval."""
+        return GtidSet({source: tuple((b - 1, b) for _, b in each) for source, each in self.intervals.items()})
+
     def contains_all(self, other: "GtidSet") -> bool:
         return all(
             any(start <= a and b <= end for start, end in self.intervals.get(source, ()))
@@ -108,6 +117,10 @@ class GtidSet:
                 for source in {*self.intervals, *other.intervals}
             }
         )
+
+    def common(self, other: "GtidSet") -> "GtidSet":
+        """Returns the transactions that both sets have."""
+        return self.minus(self.minus(other))
 
     def minus(self, other: "GtidSet") -> "GtidSet":
         """Returns the transactions of this set that `other` lacks."""

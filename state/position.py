@@ -18,12 +18,12 @@ class BinlogPosition:
     `gtids` (MySQL with GTIDs): exactly the GTIDs that the log contains up to here. `begun`: when the file was created, by
     its first event, seconds since 1970. A file of the same name in another log (after RESET, or of a restored or another
     server) was created at another time. `gtid_state` (MariaDB): the last transaction of each server in each domain up to here,
-    as in @@gtid_binlog_state. `last_at`: when the newest transaction up to here was committed, if it is known, seconds since
-    1970, by the clock of the server on which it began. MySQL: the greatest such time, since replicas may commit transactions in
-    another order. MariaDB: when the statement of the last transaction began. Other transactions may have the same GTIDs, in
-    another topology or after a crash. `unlogged` (MySQL with GTIDs): those that the server has executed and
-    its log never had, because it was made from a backup that has them. Positions of one server are ordered by `order`,
-    (file number, offset), and by nothing else.
+    as in @@gtid_binlog_state. `unlogged` (MySQL with GTIDs): those that the server has executed and its log never had, because
+    it was made from a backup that has them. `times`: when the last transactions up to here were committed, as CommitTimes has
+    it; MariaDB: when their statements began, to the second. Other transactions may have the same GTIDs, in another topology or
+    after a crash. `last_at`: one time for all of them, seconds since 1970, as earlier versions noted it (MySQL: the greatest
+    one; MariaDB: that of the last one). Positions of one server are ordered by `order`, (file number, offset), and by nothing
+    else.
     """
 
     file: str
@@ -33,6 +33,7 @@ class BinlogPosition:
     gtid_state: str | None = None
     last_at: int | None = None
     unlogged: str | None = None
+    times: str | None = None
 
     @property
     def file_number(self) -> int:

@@ -816,12 +816,9 @@ class Checkpoint:
         if self.store.create(log_report_file(epoch), LOG_REPORT.encode(report)):
             return
         found = self.log_report(epoch)
-        if (
-            isinstance(found.end, BinlogPosition)
-            and found.end.last_at is None
-            and isinstance(report.end, BinlogPosition)
-        ):
-            report = replace(report, end=replace(report.end, last_at=None))  # an earlier version did not note the time
+        if isinstance(found.end, BinlogPosition) and found.end.times is None:
+            # An earlier version noted no time, the last one, or the greatest one.
+            found, report = _without_times(found), _without_times(report)
         if found != report:
             raise _two_reads_differ(epoch)
 
@@ -896,6 +893,12 @@ class Checkpoint:
 
     def _another_driver(self, name: str) -> JobHeldError:
         return JobHeldError(f"Another driver wrote {name} of {self.url}.", ONE_DRIVER)
+
+
+def _without_times(report: LogReport) -> LogReport:
+    if not isinstance(report.end, BinlogPosition):
+        return report
+    return replace(report, end=replace(report.end, last_at=None, times=None))
 
 
 def _two_reads_differ(epoch: int) -> ReadsDifferError:

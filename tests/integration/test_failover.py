@@ -142,6 +142,28 @@ def test_the_other_server_has_committed_the_same_transactions_in_another_order(
     assert_copied(tmp_path / "out", there)
 
 
+@pytest.mark.parametrize("own_pair", ["mysql"], indirect=True)
+@pytest.mark.parametrize("is_read", [False, True])
+def test_the_log_was_rotated_after_a_transaction_of_a_primary_whose_clock_is_ahead(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path, *, is_read: bool
+) -> None:
+    """The other server has it in the file that it reads to find the place. `is_read`: the job has also read transactions from
+    the newer file, which are older."""
+    ahead = int(time.time() * 1_000_000) + 3_600_000_000
+    source.execute(f"SET original_commit_timestamp = {ahead}", *UPDATE_ALL)
+    source.execute("SET original_commit_timestamp = DEFAULT", "FLUSH BINARY LOGS", *UPDATE_ALL)
+    run_epochs(job_of(source, tmp_path))
+    if is_read:
+        source.execute(*UPDATE_ALL)
+        run_epochs(job_of(source, tmp_path))
+    there = fail_over(source, pair)
+    there.execute(*UPDATE_ALL)
+    notes = Notes()
+    assert set(run_epochs(job_of(there, tmp_path), notes=notes)) == {"stream"}
+    assert ["has all that the job has read" in text for text in moved(notes)] == [True]
+    assert_copied(tmp_path / "out", there)
+
+
 @pytest.fixture
 def prepared(source: Database) -> Iterator[list[str]]:
     """Names of XA transactions of the test. What it leaves on the primary is rolled back."""

@@ -1,7 +1,10 @@
 """The source fails over to a replica that lacks the last transactions: only the rows that these changed are read again
 (docs/adr/0073)."""
 
+import json
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from tidemark.jobs.epoch import kept_cuts, read_parts
 from tidemark.jobs.recovery import another_server
 from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.readers.log import touched_keys
+from tidemark.state.checkpoint import codec
 from tidemark.state.checkpoint.layout import Checkpoint, repair_file
 from tidemark.state.errors import LogPositionLostError
 
@@ -399,6 +403,22 @@ def test_a_driver_that_was_frozen_leaves_the_rows_that_another_one_has_read_sinc
     copy.check(there)
 
 
+def transaction_of_another(source: Database) -> tuple[str, ...]:
+    """Returns the statements that commit a transaction of another primary as a replica of it does, over a channel of its own.
+    That one's clock is an hour ahead."""
+    at = int(time.time()) + 3600
+    if source.kind == "mysql":
+        begin = f"SET gtid_next = '{uuid.UUID(int=4)}:1'", f"SET original_commit_timestamp = {at * 1_000_000}"
+        end = "COMMIT", "SET gtid_next = 'AUTOMATIC'", "SET original_commit_timestamp = DEFAULT"
+    else:
+        begin = "SET gtid_domain_id = 4, server_id = 44, gtid_seq_no = 1", f"SET timestamp = {at}"
+        end = (
+            "COMMIT",
+            "SET gtid_domain_id = DEFAULT, server_id = @@GLOBAL.server_id, gtid_seq_no = DEFAULT, timestamp = DEFAULT",
+        )
+    return *begin, "UPDATE orders SET version = 8 WHERE id = 9", *end
+
+
 UPDATE_3, UPDATE_20 = (f"UPDATE orders SET version = version + 1 WHERE id = {id}" for id in (3, 20))
 
 
@@ -420,6 +440,64 @@ def test_numbers_given_again_are_seen(source: Database, files: Copy, case: str) 
     event of the log has."""
     tag = ("SET gtid_next = 'AUTOMATIC:from_elsewhere'",) if case == "tag" else ()
     numbers_given_again(source, files, 3, before=tag, after_read=() if tag else ("FLUSH BINARY LOGS",))
+
+
+@pytest.mark.servers_in_turn("own_pair", "written")
+@pytest.mark.parametrize("written", [2, 3])
+def test_numbers_given_again_are_seen_whatever_the_clock_of_another_primary_says(
+    source: Database, files: Copy, written: int
+) -> None:
+    """The other one's clock is an hour ahead, and its transaction is the last one of both logs."""
+    numbers_given_again(source, files, written, another=transaction_of_another(source))
+
+
+@pytest.mark.servers_in_turn("own_pair", "written")
+@pytest.mark.parametrize("written", [2, 3])
+def test_numbers_given_again_are_seen_by_a_job_of_an_earlier_version(
+    source: Database, files: Copy, written: int
+) -> None:
+    """Its checkpoint has one time for all sources."""
+    numbers_given_again(source, files, written, then=lambda: of_an_earlier_version(files.folder / "checkpoint"))
+
+
+def of_an_earlier_version(checkpoint: Path) -> None:
+    """Rewrites the positions of a checkpoint as they were before they noted a time for each source."""
+    for file in (
+        checkpoint / "job",
+        *checkpoint.glob("plans/*"),
+        *checkpoint.glob("logs/*"),
+        *checkpoint.glob("joined/*"),
+    ):
+        header, body, _ = file.read_bytes().split(b"\n")
+        value = json.loads(body, object_hook=_with_one_time)
+        body = json.dumps(value).encode()
+        file.unlink()
+        file.write_bytes(codec._header(json.loads(header), body) + b"\n" + body + b"\n")
+
+
+def _with_one_time(value: dict[str, Any]) -> dict[str, Any]:
+    times = value.pop("times", None)
+    if times is not None:
+        value["last_at"] = max(int(time.partition("=")[2]) for time in times.split(",")) // 1_000_000
+    return value
+
+
+def test_numbers_given_again_are_seen_if_an_older_file_has_the_first_ones(source: Database, files: Copy) -> None:
+    """When the job began, the newest file of the log had only transactions of another primary."""
+    primary, replica = files.pair
+    another = transaction_of_another(source)
+    await_replica(primary, replica)
+    stop_receiving(replica)
+    source.execute(*[UPDATE_3] * 3, "FLUSH BINARY LOGS", *another)
+    files.run(source)
+    lose_end_of_log(primary, replica, f"UPDATE {source.name}.orders SET version = version - 3 WHERE id = 3")
+    source.execute("DO SLEEP(2.1)", *[UPDATE_20] * 3, *another)
+    start_receiving(replica)
+    await_replica(primary, replica)
+    promote(replica)
+    there = on(replica, source)
+    files.run(there)
+    files.check(there)
 
 
 @pytest.mark.servers_in_turn("own_pair", "is_flushed")
@@ -450,6 +528,8 @@ def numbers_given_again(
     *,
     is_rolled_back: bool = False,
     before: tuple[str, ...] = (),
+    another: tuple[str, ...] = (),
+    then: Callable[[], None] = lambda: None,
     after_read: tuple[str, ...] = (),
 ) -> None:
     primary, replica = copy.pair
@@ -458,16 +538,17 @@ def numbers_given_again(
     copy.run(source)
     await_replica(primary, replica)
     stop_receiving(replica)
-    source.execute(*before, *[UPDATE_3] * 3)
+    source.execute(*before, *[UPDATE_3] * 3, *another)
     copy.run(source)
     if after_read:
         source.execute(*after_read)
         copy.run(source)
+    then()
     if is_rolled_back:
         epoch = Checkpoint.at(str(copy.folder / "checkpoint")).committed_epoch() - 1
         roll_back(load_job_file(copy.job(source)), epoch, standby=True)
     lose_end_of_log(primary, replica, f"UPDATE {source.name}.orders SET version = version - 3 WHERE id = 3")
-    source.execute("DO SLEEP(2.1)", *before, *[UPDATE_20] * written)
+    source.execute("DO SLEEP(2.1)", *before, *[UPDATE_20] * written, *another)
     start_receiving(replica)
     await_replica(primary, replica)
     promote(replica)

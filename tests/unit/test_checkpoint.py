@@ -347,19 +347,21 @@ def test_a_driver_that_writes_a_record_as_another_one_takes_over_stops(tmp_path:
 REPORT = LogReport(WalPosition(1), (), 0, 0, 0, None)
 
 
-def test_a_report_of_an_earlier_version_lacks_the_time_of_the_newest_transaction(tmp_path: Path) -> None:
-    """The epoch was read before the update, and not committed. It is read again."""
+def test_a_report_of_an_earlier_version_has_no_times_of_transactions_or_another_one(tmp_path: Path) -> None:
+    """The epoch was read before the update, and not committed. It is read again. Earlier versions noted no time, that of the
+    last transaction, or the greatest one, which are not the same if they were committed in another order."""
     checkpoint = Checkpoint.at(str(tmp_path / "checkpoint"))
     end = BinlogPosition("binlog.000002", 900, f"{uuid.UUID(int=7)}:1-9")
-    timed = replace(REPORT, end=replace(end, last_at=1_700_000_000))
-    checkpoint.create_log_report(1, replace(REPORT, end=end))
-    checkpoint.create_log_report(1, timed)
-    checkpoint.create_log_report(2, timed)
+    timed = replace(REPORT, end=replace(end, times=f"{uuid.UUID(int=7)}:9=1700000000000000"))
+    for epoch, last_at in ((1, None), (2, 1_700_000_000), (3, 1_700_000_060)):
+        checkpoint.create_log_report(epoch, replace(REPORT, end=replace(end, last_at=last_at)))
+        checkpoint.create_log_report(epoch, timed)
+    checkpoint.create_log_report(4, timed)
     for epoch, other in (
-        (1, replace(timed, end=replace(timed.end, pos=901))),
-        (1, replace(timed, transactions=2)),
-        (2, replace(timed, end=replace(end, last_at=1_700_000_001))),
-        (2, replace(timed, end=end)),
+        (2, replace(timed, end=replace(timed.end, pos=901))),
+        (2, replace(timed, transactions=2)),
+        (4, replace(timed, end=replace(end, times=f"{uuid.UUID(int=7)}:9=1700000000000001"))),
+        (4, replace(timed, end=end)),
     ):
         with pytest.raises(ReadsDifferError):
             checkpoint.create_log_report(epoch, other)

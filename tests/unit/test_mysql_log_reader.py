@@ -113,24 +113,52 @@ def test_meta_columns_of_a_transaction() -> None:
     assert {row["_txn_id"] for row in rows} == {f"{lb.SERVER}:7"}
     assert {row["_is_snapshot"] for row in rows} == {False}
     report = reader.report
-    assert report.end == BinlogPosition("log.000001", file.end, f"{lb.SERVER}:7", lb.SECONDS, last_at=lb.SECONDS)
+    times = f"{lb.SERVER}:7={lb.MICROS}"
+    assert report.end == BinlogPosition("log.000001", file.end, f"{lb.SERVER}:7", lb.SECONDS, times=times)
     assert (report.emitted_changes, report.transactions, report.end_timestamp_us) == (4, 1, lb.MICROS)
 
 
-def test_a_position_has_the_time_of_the_newest_transaction_whatever_their_order() -> None:
+def test_a_position_has_the_times_of_the_last_transactions_whatever_their_order() -> None:
     """A replica may commit transactions in another order than the server on which they began."""
     file = lb.LogFile("log.000001")
     ends = list[int]()
-    for number, seconds in ((2, 60), (1, 0), (3, 30)):
+    for number, seconds in ((2, 60), (1, 0), (5, 30), (3, 90), (4, 10)):
         file.add(lb.gtid(number, micros=lb.MICROS + seconds * 1_000_000), BEGIN, *INSERTED, XID)
         ends.append(file.end)
+    expected = [{2: 60}, {2: 60}, {2: 60, 5: 30}, {3: 90, 5: 30}, {5: 30}]
     reader = LogReader(lb.LogServer([file]), {lb.TABLE: lb.schema()})
     start = BinlogPosition(file.name, 4, "")
     with lb.serving(reader.source):
-        for end in ends:
+        for end, times in zip(ends, expected, strict=True):
             list(reader.read(LogRange(start, BinlogPosition(file.name, end))))
             start = reader.end
-            assert start.last_at == lb.SECONDS + 60
+            assert start.times == ",".join(f"{lb.SERVER}:{n}={lb.MICROS + s * 1_000_000}" for n, s in times.items())
+            list(reader.read(LogRange(BinlogPosition(file.name, 4, ""), BinlogPosition(file.name, end))))
+            assert reader.end == start, "one range, or several"
+
+
+def test_the_time_of_a_view_change_is_not_noted() -> None:
+    """Each member of a group commits it itself, at a time of its own."""
+    file = log_of(*ONE, lb.gtid(2, micros=lb.MICROS + 5), BEGIN, (EventType.VIEW_CHANGE, bytes(9)), lb.query("COMMIT"))
+    reader = LogReader(lb.LogServer([file]), {lb.TABLE: lb.schema()})
+    with lb.serving(reader.source):
+        list(reader.read(LogRange(BinlogPosition(file.name, 4, ""), BinlogPosition(file.name, file.end))))
+    assert (reader.end.gtids, reader.end.times) == (f"{lb.SERVER}:1-2", f"{lb.SERVER}:1={lb.MICROS}")
+
+
+def test_a_position_of_an_earlier_version_keeps_its_time_until_another_one_is_known() -> None:
+    file = log_of(lb.gtid(1, micros=None), *ONE[1:])
+    middle = file.end
+    file.add(lb.gtid(2), *ONE[1:])
+    reader, start = (
+        LogReader(lb.LogServer([file]), {lb.TABLE: lb.schema()}),
+        BinlogPosition(file.name, 4, "", last_at=7),
+    )
+    with lb.serving(reader.source):
+        list(reader.read(LogRange(start, BinlogPosition(file.name, middle))))
+        assert (reader.end.last_at, reader.end.times) == (7, None)
+        list(reader.read(LogRange(reader.end, BinlogPosition(file.name, file.end))))
+        assert (reader.end.last_at, reader.end.times) == (None, f"{lb.SERVER}:2={lb.MICROS}")
 
 
 def test_transactions_without_gtids_are_named_by_their_end() -> None:
@@ -304,7 +332,8 @@ def test_xa_prepared_in_an_earlier_range() -> None:
         assert [xa.xid for xa in reader.report.prepared] == ["X'6c',X'',1"]
         part = LogRange(reader.report.end, BinlogPosition(file.name, file.end), reader.report.prepared)
         assert list(rows_of(reader, part)) == []
-    assert reader.report.end == BinlogPosition(file.name, file.end, f"{lb.SERVER}:1-4", lb.SECONDS, last_at=lb.SECONDS)
+    times = f"{lb.SERVER}:4={lb.MICROS}"
+    assert reader.report.end == BinlogPosition(file.name, file.end, f"{lb.SERVER}:1-4", lb.SECONDS, times=times)
 
 
 # Events that stop a job

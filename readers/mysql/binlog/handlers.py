@@ -108,6 +108,7 @@ class EventHandler:
             EventType.PARTIAL_UPDATE_ROWS: self._partial_update,
             EventType.GTID_TAGGED: self._tagged_gtid,
             EventType.MARIADB_GTID: self._mariadb_gtid,
+            EventType.VIEW_CHANGE: self._view_change,
             **dict.fromkeys(_LOAD_EVENTS, self._load),
             **dict.fromkeys(_HARMLESS, _nothing),
         }
@@ -241,7 +242,7 @@ class EventHandler:
         if read is None or state[w.SEEKING]:
             return
         ended = log.rows.transactions[: int(state[w.TX])]
-        read = read.union(gtids_of(ended[ended[:, w.TX_DONE] == 1], log.sources.sources))
+        read = read.union(gtids_of(ended[ended[:, w.TX_DONE] == 1], log.sources.sources)[0])
         found = previous_gtids(event.body)
         if found != read:
             raise LogPositionLostError(
@@ -273,6 +274,10 @@ class EventHandler:
         self.log.state[w.TX_ORIGINAL] = event.seconds * 1_000_000
         alone = found.flags & (MARIADB_STANDALONE | MARIADB_COMPLETED_XA) and not found.flags & MARIADB_PREPARED_XA
         self.log.state[w.GROUP] = Group.ALONE if alone else Group.OPEN
+
+    def _view_change(self, event: Event) -> None:
+        """Group replication: each member commits such a transaction itself, under one GTID, at a time of its own."""
+        self.log.state[w.TX_ORIGINAL] = 0
 
     def _open(self, source: int, number: int, time_us: int) -> None:
         log = self.log
@@ -450,7 +455,6 @@ _HARMLESS = (
     EventType.IGNORABLE,
     EventType.ROWS_QUERY,
     EventType.TRANSACTION_CONTEXT,  # group replication's own bookkeeping
-    EventType.VIEW_CHANGE,
     EventType.MARIADB_ANNOTATE_ROWS,
     EventType.MARIADB_BINLOG_CHECKPOINT,  # for the server's own recovery
     EventType.MARIADB_GTID_LIST,

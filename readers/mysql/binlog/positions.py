@@ -12,11 +12,11 @@ from tidemark.readers.mysql.binlog.events import FILE_START
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import Flush, ReadOptions
 from tidemark.readers.mysql.binlog.rows import among, gtids_of, states_of
-from tidemark.readers.mysql.binlog.rows import last_at as time_of_last
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.server import ServerInfo, binary_logs, read_log_status
+from tidemark.state.commit_times import CommitTimes
 from tidemark.state.errors import DamagedLogError, JobFileError, LogPositionLostError, SourceNotUsableError
-from tidemark.state.gtid import GtidSet, Source
+from tidemark.state.gtid import GtidSet, Interval, Source
 from tidemark.state.kernel import Int64s
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import BinlogPosition
@@ -25,6 +25,9 @@ from tidemark.state.table import TableId, TableSchema
 
 _CLOCK_MARGIN_SECONDS = 60
 """A transaction's time may be a little earlier than its file's creation."""
+
+MAX_DATED_FILES = 10
+"""How many older files are read for the times of the last transactions of all sources."""
 
 _VERSION_BITS = 40
 
@@ -56,26 +59,34 @@ class LogPositions:
     def find_anchor(self, *, dated: bool = True) -> BinlogPosition:
         """The end of the log, with the exact set of GTIDs if the server has them (MariaDB: the state of its log).
 
-        Reads the current file from its start: its first event has the GTIDs of all files before. Files without transactions
-        don't tell the time of the newest one, and those before them do: with `dated`, the last of these is read, too. If it
-        can't be read, the time is not known: only what is asked at a failover needs it.
+        Reads the current file from its start: its first event has the GTIDs of all files before. It does not tell when the
+        last transactions were committed of sources that have none in it: with `dated`, the files that do are read, too, the
+        newest MAX_DATED_FILES of them. What can't be read is not known: only what is asked at a failover needs it.
         """
         end = log_end(self.connection, self.server)
         if not self.has_gtids and not self.has_state:
             return end
-        start = self._start_of(end.file)
-        found = self._scan(start, end).finish()
-        files = self._files()
-        if not dated or found.last_at is not None or not _are_same(found, start):
-            return found
-        for file in reversed(files[: files.index(end.file)]):
-            try:
-                earlier = self._start_of(file)
-                if not _are_same(earlier, start):
-                    return replace(found, last_at=self._scan(earlier, start).finish().last_at)
-            except (LogPositionLostError, DamagedLogError):
-                break
-        return found
+        found = self._scan(self._start_of(end.file), end).finish()
+        return self._dated(found) if dated else found
+
+    def _dated(self, found: BinlogPosition) -> BinlogPosition:
+        """The position with the times of transactions that its file does not have."""
+        gtids, times, files, read = _logged(found), CommitTimes.parse(found.times), self._files(), 0
+        following = found.file
+        try:
+            older = gtids.ends().common(self._gtids_before(found.file)).minus(self._gtids_before(files[0]))
+            for file in reversed(files[: files.index(found.file)]):
+                if not older.intervals or read == MAX_DATED_FILES:
+                    break
+                before = self._gtids_before(file)
+                if older.minus(before).intervals:
+                    scan = self._scan(self._start_of(file), BinlogPosition(following, FILE_START))
+                    times = times.after(CommitTimes.parse(scan.finish().times), gtids)
+                    read += 1
+                older, following = older.common(before), file
+        except (LogPositionLostError, DamagedLogError):
+            pass
+        return replace(found, times=times.text())
 
     def resolve(self, start: LogStart) -> BinlogPosition:
         """The position of `log.start`, with GTIDs if the server has them.
@@ -142,8 +153,14 @@ class LogPositions:
             if before[i + 1].minus(before[i]).minus(wanted).intervals:
                 self._require_none_of(self._start_of(files[i]), self._start_of(files[i + 1]), wanted, schemas)
         start = self._start_of(files[last])
-        place = self._scan(start, log_end(self.connection, self.server)).after(wanted)
-        if not self._are_of_one_log(position, place, is_same=lost is None):
+        place, last_at = self._scan(start, log_end(self.connection, self.server)).after(wanted)
+        if position.times is None:
+            are_same = self._were_at_one_time(position.last_at, last_at, lacks_none=lost is None)
+        else:
+            are_same = self._are_same(position, wanted, dict(zip(files, before, strict=True)))
+            times = CommitTimes.parse(position.times).after(CommitTimes.parse(place.times), _logged(place))
+            place = replace(place, times=times.text())
+        if not are_same:
             raise LogPositionLostError(
                 "Its log has transactions with the same GTIDs, but they were not committed at the same time.",
                 START_OVER_NOW,
@@ -151,16 +168,48 @@ class LogPositions:
         self._require_none_of(start, place, wanted, schemas)
         return place
 
-    def _are_of_one_log(self, position: BinlogPosition, place: BinlogPosition, *, is_same: bool) -> bool:
-        """Whether none of the transactions before the place that the job has read was committed later than all before
-        `position`. Else the server that lost the others has given their numbers again.
+    def _are_same(self, position: BinlogPosition, wanted: GtidSet, before: Mapping[str, GtidSet]) -> bool:
+        """Whether the transactions that the job has read are those of this server's log, which has `wanted` of them. Else a
+        server that lost some has given their numbers again, or it is another topology. `before`: by file, in their order.
 
-        On MariaDB the last one tells that: the times are the same if the transactions are (`is_same`). MySQL's servers before
-        8.0 note no times."""
-        read_at, at = position.last_at, place.last_at
+        A transaction whose time is noted was committed at that time here, too. If the server lacks it, the one before it was
+        not committed later. What this log does not have any more can't be compared. MariaDB's numbers are small, so one of them
+        must be compared there; MySQL's servers before 8.0 note no times."""
+        logged, limits = _logged(position), dict[tuple[Source, int], tuple[int, bool]]()
+        for source, number, time_us in CommitTimes.parse(position.times):
+            interval = logged.interval_of(source, number)
+            if interval is None:
+                continue
+            first = interval[0]
+            last = max((min(b - 1, number) for a, b in wanted.intervals.get(source, ()) if a <= number), default=0)
+            if last >= first:
+                limits[source, last] = time_us, last == number
+        files, asked = list(before), dict[int, list[tuple[Source, int]]]()
+        for source, number in limits:
+            older = [i for i, gtids in enumerate(before.values()) if not gtids.contains(source, number)]
+            if older:
+                asked.setdefault(older[-1], []).append((source, number))
+        compared = 0
+        for i, transactions in asked.items():
+            end = (
+                BinlogPosition(files[i + 1], FILE_START)
+                if i + 1 < len(files)
+                else log_end(self.connection, self.server)
+            )
+            times = self._scan(self._start_of(files[i]), end).times(transactions)
+            for transaction, at_us in times.items():
+                limit_us, is_same = limits[transaction]
+                if at_us > limit_us or (is_same and at_us != limit_us):
+                    return False
+                compared += 1
+        return compared > 0 or not self.has_state
+
+    def _were_at_one_time(self, read_at: int | None, at: int | None, *, lacks_none: bool) -> bool:
+        """The same for a position of an earlier version, which has one time for all sources. On MariaDB it is that of the last
+        one, which is the same if the transactions are, and none is lacking (`lacks_none`)."""
         if read_at is None or at is None:
             return not self.has_state
-        return at == read_at if is_same and self.has_state else at <= read_at
+        return at == read_at if lacks_none and self.has_state else at <= read_at
 
     def lost(self, position: BinlogPosition) -> GtidSet:
         """The transactions up to another server's position that this server lacks. None of them if the position does not
@@ -361,9 +410,11 @@ class LogPositions:
         return file_begun(self.source, file) * 1_000_000
 
 
-def _are_same(one: BinlogPosition, other: BinlogPosition) -> bool:
-    """Whether the same transactions are before both positions of a log."""
-    return (one.gtids, one.gtid_state) == (other.gtids, other.gtid_state)
+def _logged(position: BinlogPosition) -> GtidSet:
+    """The transactions that the log has up to a position, none if positions don't tell."""
+    if position.gtid_state is not None:
+        return GtidSet.parse_state(position.gtid_state)
+    return GtidSet() if position.gtids is None else position.gtid_set()
 
 
 def _foreign_transaction(what: str, start: BinlogPosition) -> LogPositionLostError:
@@ -397,60 +448,76 @@ class _Scan:
 
     def find(self, matches: Callable[[_Transaction], bool]) -> BinlogPosition:
         """The boundary before the first transaction that matches; the end of the range if none does."""
-        before, last_at = self._before(), self.start.last_at
+        before, times = _logged(self.start), CommitTimes()
         for flush in self._flushes():
             for i, line in enumerate(flush.transactions.tolist()):
                 source = flush.sources[line[w.TX_SOURCE_INDEX]] if line[w.TX_SOURCE_INDEX] >= 0 else _NO_SOURCE
                 if matches(_Transaction(source, line[w.TX_GTID_NUMBER], line[w.TX_TIMESTAMP])):
-                    before = self._with(before, flush, i)
-                    return self._position(flush, line[w.TX_BEGIN], before, last_at)
-                last_at = self._time_after(flush.transactions[i : i + 1], last_at)
-            before = self._with(before, flush, len(flush.transactions))
+                    return self._position(flush, line[w.TX_BEGIN], *self._with(before, times, flush, i))
+            before, times = self._with(before, times, flush, len(flush.transactions))
         return self.reader.end
 
-    def after(self, wanted: GtidSet) -> BinlogPosition:
-        """The boundary after the last transaction of `wanted`. The start of the range if it is before. `last_at` is that of the
-        wanted ones alone: others may be between them."""
-        before, last_at = self._before(), None
+    def after(self, wanted: GtidSet) -> tuple[BinlogPosition, int | None]:
+        """The boundary after the last transaction of `wanted`, or the start of the range if it is before. With
+        BinlogPosition.last_at, as earlier versions noted it, of the wanted ones alone: others may be between them."""
+        before, times, last_at = _logged(self.start), CommitTimes(), None
         if not wanted.minus(before).intervals:
-            return self.start
+            return self.start, None
         for flush in self._flushes():
-            lines, known = flush.transactions, before
-            before = self._with(known, flush, len(lines))
+            lines, known, timed = flush.transactions, before, times
+            before, times = self._with(known, timed, flush, len(lines))
             if wanted.minus(before).intervals:
-                last_at = self._time_after(among(lines, flush.sources, wanted), last_at)
+                last_at = self._last_at(among(lines, flush.sources, wanted), last_at)
                 continue
 
             def has_all(count: int, known: GtidSet = known, flush: Flush = flush) -> bool:
-                return not wanted.minus(self._with(known, flush, count)).intervals
+                return not wanted.minus(known.union(self._found(flush, count)[0])).intervals
 
             count = bisect_left(range(len(lines)), 1, key=has_all)
             version = int(lines[count - 1, w.TX_VERSION])
-            last_at = self._time_after(among(lines[:count], flush.sources, wanted), last_at)
-            return self._position(flush, version, self._with(known, flush, count), last_at)
+            last_at = self._last_at(among(lines[:count], flush.sources, wanted), last_at)
+            return self._position(flush, version, *self._with(known, timed, flush, count)), last_at
         raise LogPositionLostError("Its log lacks transactions that it has executed.", START_OVER_NOW)
 
-    def _before(self) -> GtidSet:
-        """The transactions before the range, if positions tell them."""
-        if self.start.gtid_state is not None:
-            return GtidSet.parse_state(self.start.gtid_state)
-        return GtidSet() if self.start.gtids is None else self.start.gtid_set()
+    def times(self, transactions: Iterable[tuple[Source, int]]) -> Mapping[tuple[Source, int], int]:
+        """When those of the transactions were committed that the range has, in microseconds, if it is known."""
+        sources: dict[Source, list[Interval]] = {}
+        for source, number in transactions:
+            sources.setdefault(source, []).append((number, number + 1))
+        wanted = GtidSet({source: tuple(sorted(intervals)) for source, intervals in sources.items()})
+        found = dict[tuple[Source, int], int]()
+        for flush in self._flushes():
+            for line in among(flush.transactions, flush.sources, wanted).tolist():
+                if line[w.TX_ORIGINAL_TIMESTAMP]:
+                    transaction = flush.sources[line[w.TX_SOURCE_INDEX]], line[w.TX_GTID_NUMBER]
+                    found[transaction] = line[w.TX_ORIGINAL_TIMESTAMP]
+        return found
 
-    def _time_after(self, lines: Int64s, before: int | None) -> int | None:
-        return time_of_last(lines, before, greatest=self.start.gtid_state is None)
+    def _last_at(self, lines: Int64s, before: int | None) -> int | None:
+        if not len(lines):
+            return before
+        times = lines[:, w.TX_ORIGINAL_TIMESTAMP]
+        if self.start.gtid_state is None:
+            return max(int(times.max()) // 1_000_000, before or 0) or None
+        return int(times[-1]) // 1_000_000 or None
 
-    def _with(self, before: GtidSet, flush: Flush, count: int) -> GtidSet:
-        """Adds the first `count` transactions of a flush."""
+    def _found(self, flush: Flush, count: int) -> tuple[GtidSet, CommitTimes]:
         found_in = gtids_of if self.start.gtid_state is None else states_of
-        return before.union(found_in(flush.transactions[:count], flush.sources))
+        return found_in(flush.transactions[:count], flush.sources)
 
-    def _position(self, flush: Flush, version: int, before: GtidSet, last_at: int | None) -> BinlogPosition:
+    def _with(self, before: GtidSet, times: CommitTimes, flush: Flush, count: int) -> tuple[GtidSet, CommitTimes]:
+        """Adds the first `count` transactions of a flush."""
+        found, found_times = self._found(flush, count)
+        gtids = before.union(found)
+        return gtids, times.after(found_times, gtids)
+
+    def _position(self, flush: Flush, version: int, before: GtidSet, times: CommitTimes) -> BinlogPosition:
         position = BinlogPosition(flush.files[version >> _VERSION_BITS], version & ((1 << _VERSION_BITS) - 1))
         if self.start.gtid_state is not None:
-            return replace(position, gtid_state=before.state(), last_at=last_at)
+            return replace(position, gtid_state=before.state(), times=times.text())
         if self.start.gtids is None:
             return position
-        return replace(position, gtids=str(before), last_at=last_at, unlogged=self.start.unlogged)
+        return replace(position, gtids=str(before), times=times.text(), unlogged=self.start.unlogged)
 
     def _flushes(self) -> Iterable[Flush]:
         return self.reader.flushes(LogRange(self.start, self.stop), {}, ReadOptions())

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -23,13 +23,13 @@ from tidemark.readers.mysql.binlog.rows import (
     batches,
     empty_rows,
     gtids_of,
-    last_at,
     states_of,
     transaction_ids,
 )
 from tidemark.readers.mysql.binlog.tables import KnownTables
 from tidemark.readers.mysql.binlog.walker import close_group
 from tidemark.readers.mysql.decoding.arrow import decode_error
+from tidemark.state.commit_times import CommitTimes
 from tidemark.state.errors import LogPositionLostError, TidemarkError
 from tidemark.state.gtid import GtidSet, Source
 from tidemark.state.kernel import Int64s
@@ -96,7 +96,7 @@ class Progress:
     transactions: int = 0
     timestamp_us: int | None = None
     gtid_state: GtidSet | None = None
-    last_at: int | None = None
+    times: CommitTimes = field(default_factory=CommitTimes)
 
     @property
     def reached(self) -> tuple[BinlogPosition, bool, int]:
@@ -153,7 +153,7 @@ class LogState:
             None if self.start.gtids is None else self.start.gtid_set(),
             dict(self.prepared),
             gtid_state=None if self.start.gtid_state is None else GtidSet.parse_state(self.start.gtid_state),
-            last_at=self.start.last_at,
+            times=CommitTimes.parse(self.start.times),
         )
         self.finished = False
         self.expected = (self.start.file, self.start.pos)
@@ -425,9 +425,9 @@ class LogState:
 
     def _progress(self, count: int, transactions: Int64s, *, truncations: int) -> Progress:
         before = self.progress
-        gtids = before.gtids
+        gtids, times = before.gtids, before.times
         if gtids is not None and len(transactions):
-            found = gtids_of(transactions, self.sources.sources)
+            found, found_times = gtids_of(transactions, self.sources.sources)
             if overlap(gtids, found):
                 raise LogPositionLostError(
                     f"The log before {self.position} has transactions a second time: {found}. It was reset, or the server was "
@@ -435,9 +435,12 @@ class LogState:
                     START_OVER_NOW,
                 )
             gtids = gtids.union(found)
+            times = times.after(found_times, gtids)
         gtid_state = before.gtid_state
         if gtid_state is not None and len(transactions):
-            gtid_state = gtid_state.union(states_of(transactions, self.sources.sources))
+            found, found_times = states_of(transactions, self.sources.sources)
+            gtid_state = gtid_state.union(found)
+            times = times.after(found_times, gtid_state)
         deferred = self.deferred
         started = len(np.unique(self.rows.tx[:count])) if count else 0
         if before.deferred is not None and before.seq and count and self.rows.tx[0] == 0:
@@ -452,7 +455,7 @@ class LogState:
             before.transactions + started + int(truncations > 0),
             int(transactions[-1, w.TX_TIMESTAMP]) if len(transactions) else before.timestamp_us,
             gtid_state,
-            last_at(transactions, before.last_at, greatest=gtid_state is None),
+            times,
         )
 
 

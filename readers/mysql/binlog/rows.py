@@ -1,6 +1,6 @@
 """From decoded rows to Arrow: the column buffers that the compiled loop fills, and the batches made of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from tidemark.readers.mysql.decoding.arrow import to_arrow
 from tidemark.readers.mysql.decoding.decode import ColumnBuffers
 from tidemark.readers.mysql.keys.key_columns import null_key
 from tidemark.state.change_batch import batch_schema
+from tidemark.state.commit_times import CommitTimes
 from tidemark.state.gtid import GtidSet, Interval, Source
 from tidemark.state.kernel import Bytes, Int64s
 from tidemark.state.table import TableSchema
@@ -128,26 +129,32 @@ def transaction_ids(transactions: Int64s, names: Names) -> pa.Array:
     return pc.binary_join_element_wise(pa.array(prefixes, pa.string()).take(pa.array(which)), texts, "")
 
 
-def gtids_of(transactions: Int64s, sources: Sequence[Source]) -> GtidSet:
-    """The GTIDs of the transactions that have one."""
-    intervals = {}
+def gtids_of(transactions: Int64s, sources: Sequence[Source]) -> tuple[GtidSet, CommitTimes]:
+    """The GTIDs of the transactions that have one, with the times of the last ones."""
+    intervals, times = {}, {}
     for number, source in enumerate(sources):
-        mine = np.sort(transactions[transactions[:, TX_SOURCE_INDEX] == number, TX_GTID_NUMBER])
-        if len(mine):
-            breaks = np.flatnonzero(np.diff(mine) != 1) + 1
-            starts = mine[np.concatenate(([0], breaks))]
-            ends = mine[np.concatenate((breaks, [len(mine)])) - 1] + 1
-            intervals[source] = tuple(zip(starts.tolist(), ends.tolist(), strict=True))
-    return GtidSet(intervals)
+        mine = np.flatnonzero(transactions[:, TX_SOURCE_INDEX] == number)
+        if not len(mine):
+            continue
+        steps = np.diff(transactions[mine, TX_GTID_NUMBER])
+        if (steps < 0).any():
+            mine = mine[np.argsort(transactions[mine, TX_GTID_NUMBER], kind="stable")]
+            steps = np.diff(transactions[mine, TX_GTID_NUMBER])
+        breaks = np.flatnonzero(steps != 1) + 1
+        parts = list(zip([0, *breaks.tolist()], [*breaks.tolist(), len(mine)], strict=True))
+        numbers = transactions[:, TX_GTID_NUMBER]
+        intervals[source] = tuple((int(numbers[mine[a]]), int(numbers[mine[b - 1]]) + 1) for a, b in parts)
+        times[source] = dict(time for a, b in parts for time in _last_time(transactions, mine[a:b]))
+    return GtidSet(intervals), CommitTimes(times)
 
 
-def last_at(transactions: Int64s, before: int | None, *, greatest: bool) -> int | None:
-    """BinlogPosition.last_at after the transactions. `before`: the one before them. `greatest`: MySQL's."""
-    if not len(transactions):
-        return before
-    times = transactions[:, TX_ORIGINAL_TIMESTAMP]
-    at = int(times.max() if greatest else times[-1]) // 1_000_000
-    return max(at, before or 0) or None if greatest else at or None
+def _last_time(transactions: Int64s, lines: Int64s) -> Iterator[tuple[int, int]]:
+    """Yields the number and the time of the last of these transactions whose time is known."""
+    known = lines[-1:]
+    if not transactions[lines[-1], TX_ORIGINAL_TIMESTAMP]:
+        known = lines[transactions[lines, TX_ORIGINAL_TIMESTAMP] > 0]
+    for line in known[-1:].tolist():
+        yield int(transactions[line, TX_GTID_NUMBER]), int(transactions[line, TX_ORIGINAL_TIMESTAMP])
 
 
 def among(transactions: Int64s, sources: Sequence[Source], gtids: GtidSet) -> Int64s:
@@ -163,11 +170,13 @@ def among(transactions: Int64s, sources: Sequence[Source], gtids: GtidSet) -> In
     return transactions[found]
 
 
-def states_of(transactions: Int64s, sources: Sequence[Source]) -> GtidSet:
-    """MariaDB: the last transaction of each source, as `GtidSet.parse_state` has it."""
-    last = dict[Source, tuple[Interval, ...]]()
+def states_of(transactions: Int64s, sources: Sequence[Source]) -> tuple[GtidSet, CommitTimes]:
+    """MariaDB: the last transaction of each source, as `GtidSet.parse_state` has it, with its time."""
+    last, times = dict[Source, tuple[Interval, ...]](), {}
     for number, source in enumerate(sources):
-        mine = transactions[transactions[:, TX_SOURCE_INDEX] == number, TX_GTID_NUMBER]
+        mine = np.flatnonzero(transactions[:, TX_SOURCE_INDEX] == number)
         if len(mine):
-            last[source] = ((1, int(mine.max()) + 1),)
-    return GtidSet(last)
+            mine = mine[transactions[mine, TX_GTID_NUMBER] == transactions[mine, TX_GTID_NUMBER].max()]
+            last[source] = ((1, int(transactions[mine[-1], TX_GTID_NUMBER]) + 1),)
+            times[source] = dict(_last_time(transactions, mine))
+    return GtidSet(last), CommitTimes(times)
