@@ -24,7 +24,6 @@ from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.delta.epoch_rows import EpochRows, EpochTable, RowsOfTasks, StagedRows
 from tidemark.sinks.delta.errors import TAKE_BACK, spark_errors
 from tidemark.sinks.delta.locations import (
-    EMPTIED,
     EpochCommit,
     Head,
     Lake,
@@ -39,7 +38,15 @@ from tidemark.sinks.delta.merges import completed, constants, held_as_null, merg
 from tidemark.sinks.delta.rows import Shape
 from tidemark.sinks.delta.seen_copies import SeenCopies
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
-from tidemark.sinks.delta.tables import PUT_BACK, Style, in_ranges, other_types
+from tidemark.sinks.delta.tables import (
+    PUT_BACK,
+    Style,
+    changed_fields,
+    in_ranges,
+    keeps_values,
+    other_types,
+    with_types_of,
+)
 from tidemark.sinks.sink import JobIdentity, Schemas, SinkBusyError
 from tidemark.sinks.staging import ItemHead, StagedFile, StagedTask
 from tidemark.state.change_batch import LOG_PART, PartEnd
@@ -76,13 +83,15 @@ class DriverClock:
 
 @dataclass(frozen=True, slots=True)
 class EpochWriter:
-    """Writes a job's epochs. `emptied`: as for `EpochSink.write_epoch`."""
+    """Writes a job's epochs. `is_to_be_read`: whether all rows of a table are read again, and its copy has none of them yet.
+    `emptied`: as for `EpochSink.write_epoch`."""
 
     lake: Lake
     style: Style
     job: JobIdentity
     schemas: Schemas
     sessions: SideSessions
+    is_to_be_read: Callable[[Location, TableSchema], bool]
     emptied: Collection[TableId] = ()
     audit: AuditColumns = NO_AUDIT
     seen: SeenCopies = field(default_factory=SeenCopies)
@@ -159,17 +168,21 @@ class EpochWriter:
         """Returns the head of before. Raises SinkBusyError if another writer's commit came in between."""
         head = self._own_head(session, location, found.table)
         self._require_partitions(schema, location, head.partitioned_by)
-        if head.may_lack_epochs and replaces:
-            self._require_types(session, location, schema)
-        elif head.may_lack_epochs:
+        if head.may_lack_epochs and not replaces:
             _require_not_set_back(session, location, found.table)
+        columns = None
+        if found.ranges or (replaces and (head.may_lack_epochs or found.table in self.emptied)):
+            columns = self._columns_to_be(session, location, schema)
         placed = replace(found, partitioned_by=head.partitioned_by)
         rows = rows_of(placed)
         of_commit = {_METADATA: str(EpochCommit(found.epoch, head.version, replaces))}
         if needs_whole_files(schema, head.partitioned_by):
             of_commit[_MERGES_WITH_VECTORS] = "false"
         with spark_errors(location, found.table), session_settings(session, of_commit):
-            self._commit(rows, schema, placed, location, session)
+            if columns is None:
+                self._commit(rows, schema, placed, location, session)
+            else:
+                self._commit_types(rows, schema, placed, location, session, columns, head.version)
         return head
 
     def _require_partitions(self, schema: TableSchema, location: Location, partitioned_by: Collection[str]) -> None:
@@ -184,13 +197,21 @@ class EpochWriter:
             text = f"{location} was partitioned by {', '.join(lost)} when the run first wrote it, and is not now."
             raise CopySetBackError(text, TAKE_BACK, schema.table)
 
+    def _columns_to_be(self, session: SparkSession, location: Location, schema: TableSchema) -> StructType | None:
+        """Returns the columns, of the source's types, that the commit gives the copy, None if it has them. Raises
+        CopySetBackError if the copy has had them before."""
+        columns = _columns_of(session, location, schema.table)
+        others = list(other_types(self.audit.extended(schema), columns, self.style))
+        if others and not self.is_to_be_read(location, schema):
+            raise _of_other_types(location, others, schema.table)
+        return with_types_of(self.audit.extended(schema), columns, self.style) if others else None
+
     def _require_types(self, session: SparkSession, location: Location, schema: TableSchema) -> None:
-        """Raises CopySetBackError if the table's columns have other types now: Spark would cast values without a word."""
-        with spark_errors(location, schema.table):
-            columns = session.table(location.relation).schema
+        """Raises CopySetBackError if the table's columns have other types now."""
+        columns = _columns_of(session, location, schema.table)
         others = list(other_types(self.audit.extended(schema), columns, self.style))
         if others:
-            raise CopySetBackError(f"{location} has {', '.join(others)}.", TAKE_BACK, schema.table)
+            raise _of_other_types(location, others, schema.table)
 
     def _look_back(self, session: SparkSession, location: Location, found: EpochTable, before: Head) -> None:
         """Raises CopySetBackError if somebody has set the table back between the look at it, `before`, and the commit, or given
@@ -243,6 +264,28 @@ class EpochWriter:
             # Splits have keys of their own: the target has none of their rows.
             _append(_marked(read("rows"), marks.kept), location)
 
+    def _commit_types(
+        self,
+        rows: EpochRows,
+        schema: TableSchema,
+        found: EpochTable,
+        location: Location,
+        session: SparkSession,
+        columns: StructType,
+        version: int,
+    ) -> None:
+        """Gives the copy `columns` by writing all of it again: the rows of this epoch, and those of `version` in other ranges,
+        which are read again later."""
+        new = rows.read(session, schema, "rest" if found.truncates else "rows")
+        whole = _shaped(_marked(new, self.audit.marks(DriverClock()).kept), columns)
+        if not found.truncates:
+            whole = _kept_rows(session, location, version, columns, found.ranges).unionAll(whole)
+        if found.partitioned_by:  # the other way would take the partitions from the table
+            writer = whole.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+            writer.partitionBy(*map(quoted, found.partitioned_by)).saveAsTable(location.relation)  # Spark parses these
+        else:
+            whole.writeTo(location.relation).option("overwriteSchema", "true").overwrite(F.lit(True))
+
     def _own_head(self, session: SparkSession, location: Location, table: TableId) -> Head:
         if not self.lake.holds(session, location):
             raise SinkError(f"{location}, the copy of {table}, is gone.", PUT_BACK, self._alone(session, table))
@@ -259,32 +302,6 @@ class EpochWriter:
         """Returns the table if another one's copy is there. Otherwise it is not one table's trouble."""
         others = {other for other, _ in self.schemas} - {table}
         return table if any(self.lake.holds(session, self.lake.location_of(other)) for other in others) else None
-
-
-def empty(
-    session: SparkSession, location: Location, table: TableId, columns: StructType, job: JobIdentity, before: Head
-) -> None:
-    """Removes a copy's rows and gives it `columns`, in one commit. Its properties, constraints, comments and partitions stay,
-    NOT NULL does not. Does nothing if a driver that saw the version of `before`, or a later one, has done it. Until an epoch
-    has replaced the whole table, it counts as set back. Tries again if other writers' commits come in between."""
-    settings = {
-        _APPLICATION: f"{_application(job, table)}/emptied",
-        _VERSION: str(before.version),
-        _METADATA: EMPTIED,
-        "spark.sql.sources.partitionOverwriteMode": "static",
-    }
-    with session_settings(session, settings):
-        _tried_again(partial(_empty_once, session, location, table, columns, before))
-
-
-def _empty_once(session: SparkSession, location: Location, table: TableId, columns: StructType, before: Head) -> None:
-    with spark_errors(location, table):
-        rows = session.createDataFrame([], columns)
-        if before.partitioned_by:  # the other way would take the partitions from the table
-            writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-            writer.partitionBy(*map(quoted, before.partitioned_by)).saveAsTable(location.relation)  # Spark parses these
-        else:
-            rows.writeTo(location.relation).option("overwriteSchema", "true").overwrite(F.lit(True))
 
 
 def _tried_again(write: Callable[[], Written]) -> Written:
@@ -323,6 +340,52 @@ def _marked(rows: DataFrame, columns: tuple[Column, ...]) -> DataFrame:
 def _replace_ranges(rows: DataFrame, condition: str, location: Location) -> None:
     """Removes the copy's rows of the condition, and adds the rows, in one commit. Delta refuses rows that do not meet it."""
     rows.writeTo(location.relation).overwrite(F.expr(condition))
+
+
+def _columns_of(session: SparkSession, location: Location, table: TableId) -> StructType:
+    with spark_errors(location, table):
+        return session.table(location.relation).schema
+
+
+def _of_other_types(location: Location, others: Sequence[str], table: TableId) -> CopySetBackError:
+    """Returns the error for a copy to which somebody has given other types: Spark would cast values without a word."""
+    return CopySetBackError(f"{location} has {', '.join(others)}.", TAKE_BACK, table)
+
+
+def _kept_rows(
+    session: SparkSession, location: Location, version: int, columns: StructType, ranges: tuple[IntegerRange, ...]
+) -> DataFrame:
+    """Returns those rows of a version of the copy that are in none of the ranges, as rows of `columns`. Leaves out rows with a
+    value that is another one in its new type, or may be another one."""
+    rows = session.sql(f"SELECT * FROM {location.relation} VERSION AS OF {version}")
+    before = {field.name: field.dataType for field in rows.schema.fields}
+    changed = {field.name: field.dataType for field in changed_fields(rows.schema, columns)}
+
+    def converted(name: str) -> str:
+        return f"try_cast({quoted(name)} AS {changed[name].simpleString()})" if name in changed else quoted(name)
+
+    if not all(keeps_values(before[name], kind) for name, kind in changed.items()):
+        rows = rows.limit(0)
+    else:
+        names = {name.lower(): name for name in before}
+        condition = in_ranges(ranges, columns, lambda name: converted(names[name.lower()]))
+        same = [f"try_cast({converted(name)} AS {before[name].simpleString()}) <=> {quoted(name)}" for name in changed]
+        rows = rows.where(" AND ".join([f"NOT coalesce({condition or 'FALSE'}, FALSE)", *same]))
+        rows = rows.select(*(F.expr(converted(name)).alias(name) for name in before))
+    return _shaped(rows, columns)
+
+
+def _shaped(rows: DataFrame, columns: StructType) -> DataFrame:
+    """Returns rows with `columns`. Those that `rows` lacks are NULL."""
+    names = {name.lower(): name for name in rows.columns}
+    return rows.select(
+        *(
+            (F.col(quoted(names[name])) if (name := field.name.lower()) in names else F.lit(None))
+            .cast(field.dataType)
+            .alias(field.name, metadata=field.metadata)
+            for field in columns.fields
+        )
+    )
 
 
 def _condition(session: SparkSession, schema: TableSchema, ranges: tuple[IntegerRange, ...], location: Location) -> str:

@@ -91,8 +91,6 @@ _RULES = ("delta.generationExpression", "delta.identity.")
 """How names begin, in the metadata of a column of which Delta computes the values."""
 _EPOCH_METADATA = re.compile(r"tidemark epoch (\d+)(?: after (\d+))?( whole)?")
 """The metadata of a commit that wrote an epoch."""
-EMPTIED = "emptied for other types"
-"""The metadata of a commit that emptied a copy, whose rows are read again then."""
 HISTORY_COMMITS = 100
 """The newest commits, which are looked at first. Usually an epoch is among them."""
 
@@ -371,15 +369,14 @@ def _newest_of(session: SparkSession, table: Any) -> tuple[int, Mapping[str, Any
 class LastEpoch:
     """The newest epoch that wrote to a table, and its version of the table. Both are 0 if no commit that Delta's log still has
     is an epoch's. `set_back`: RESTORE has taken epochs out of the table, or commits that the log no longer has, and no commit
-    since then is whole (`EpochCommit`). So has a commit that `emptied` the table. `is_repairable`: nothing was written after
-    that, so that RESTORE can put them back. `newest`: the table's newest version."""
+    since then is whole (`EpochCommit`). `is_repairable`: nothing was written after that, so that RESTORE can put them back.
+    `newest`: the table's newest version."""
 
     epoch: int
     version: int
     set_back: bool
     is_repairable: bool = True
     newest: int = 0
-    emptied: bool = False
 
 
 def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
@@ -427,11 +424,7 @@ def require_not_set_back(table: TableId, location: Location, last: LastEpoch) ->
     if not last.set_back:
         return
     text = (
-        f"{location} was emptied for other types, and not all of its rows were read since."
-        if last.emptied and not last.is_repairable
-        else f"{location} was emptied after version {last.version}, which has epoch {last.epoch}, and not read since."
-        if last.emptied
-        else f"{location} was set back by RESTORE, and its log no longer has the commits that RESTORE took out."
+        f"{location} was set back by RESTORE, and its log no longer has the commits that RESTORE took out."
         if not last.epoch
         else f"{location} was set back by RESTORE to a version before {last.version}, which has epoch {last.epoch}."
         if last.is_repairable
@@ -460,7 +453,6 @@ def _epoch_of(metadata: str | None) -> EpochCommit | None:
 def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch | None:
     """`commits`: the newest ones. `is_whole`: all that there are. None if they do not tell."""
     last: tuple[int, int] | None = None
-    emptied = False
     kept_until = commits[0]["version"] if commits else 0
     """The table has the given commits up to this version."""
     for commit in commits:
@@ -469,18 +461,14 @@ def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch 
         if of is not None:
             if not is_kept:
                 _, newest = last = last or (of.epoch, version)
-                return LastEpoch(*last, set_back=True, is_repairable=newest == version, emptied=emptied)
+                return LastEpoch(*last, set_back=True, is_repairable=newest == version)
             last = last or (of.epoch, version)
             if of.is_whole:
                 return LastEpoch(*last, set_back=False)
         elif is_kept and commit["operation"] == "RESTORE":
             target = commit["operationParameters"].get("version")
             kept_until = -1 if target is None else int(target)
-        elif is_kept and commit["userMetadata"] == EMPTIED:
-            kept_until, emptied = -1, True
     oldest = commits[-1]["version"] if commits else 0
-    if emptied and is_whole:  # perhaps the log has lost the epochs before
-        return LastEpoch(*(last or (0, 0)), set_back=True, is_repairable=False, emptied=True)
     if last is not None and (is_whole or kept_until >= oldest):
         return LastEpoch(*last, set_back=False)
     if last is None and is_whole and (oldest == 0 or kept_until < oldest - 1):

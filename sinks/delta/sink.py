@@ -20,7 +20,7 @@ from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.delta.comparing import Reading, comparable_table, keys_in_table
-from tidemark.sinks.delta.epoch import EpochWriter, empty
+from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.local_log import read_log
 from tidemark.sinks.delta.locations import (
@@ -30,7 +30,6 @@ from tidemark.sinks.delta.locations import (
     LastEpoch,
     Location,
     files_set_back,
-    head_of,
     lake_of,
     last_epoch,
     quoted,
@@ -48,6 +47,7 @@ from tidemark.sinks.delta.tables import (
     Style,
     add_columns,
     allow_columns,
+    changed_fields,
     claim_table,
     create_table,
     folded_name,
@@ -71,7 +71,6 @@ from tidemark.state.change_batch import PartEnd
 from tidemark.state.checkpoint.layout import COPIES_FOLDER, JOB_FILE, Checkpoint, copy_file, published_split_file
 from tidemark.state.checkpoint.store import CheckpointStore, LocalStore
 from tidemark.state.errors import CheckpointError, SinkError
-from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_order import INTEGERS
 from tidemark.state.plan import LogWork, SnapshotWork
@@ -172,7 +171,8 @@ class DeltaSink:
 
     def _table_findings(self, schema: TableSchema, location: Location, found: Found) -> Iterator[Finding]:
         """Yields why the copy can't store the rows of the source's table unchanged."""
-        yield from table_findings(self.audit.extended(schema), location, found, self.style, self.partition_by)
+        extended, later = self.audit.extended(schema), self._with_types_to_be(schema, location, found)
+        yield from table_findings(extended, location, later, self.style, self.partition_by)
         if self.audit.keeps_deleted:
             yield from key_findings(schema, location, found)
 
@@ -207,47 +207,62 @@ class DeltaSink:
         )
 
     def _is_replaceable(self, job: JobIdentity, schema: TableSchema, columns: tuple[str, ...]) -> bool:
-        """A changelog has no rows to replace, and a copy whose columns get other types is emptied. A copy that RESTORE has set
-        back must be replaced in one commit: only that tells that it lacks no epoch any more."""
+        """A changelog has no rows to replace. A copy that RESTORE has set back must be replaced in one commit: only that tells
+        that it lacks no epoch any more."""
         location = self.lake.location_of(schema.table)
         if self.style != "mirror" or self.lake.is_absent(location):
             return False
         found = self.lake.look(self._session(), location)
         if not isinstance(found, Found) or found.properties.get(JOB_UUID) != job.uuid:
             return False
-        if found.table_id != self._written_id(schema.table) or not is_replaceable(found, columns):
+        later = self._with_types_to_be(schema, location, found)
+        if found.table_id != self._written_id(schema.table) or not is_replaceable(later, columns):
             return False
-        if any(other_types(self.audit.extended(schema), found.columns, self.style)):
+        if any(other_types(self.audit.extended(schema), later.columns, self.style)):
             return False
         last = last_epoch(self._session(), location)
         return last is None or not last.set_back
 
     def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
-        """Adds columns, and forgets Delta tables that were deleted, so that `prepare` creates them. Empties a mirror whose
-        columns get other types. Leaves other jobs' tables alone."""
+        """Adds columns, and forgets Delta tables that were deleted, so that `prepare` creates them. Lets a mirror have columns
+        of the types that the first epoch of the table will give it. Leaves other jobs' tables alone."""
         for schema in schemas:
             found = self._own(job, schema)
-            if found is not None and self._is_to_be_emptied(schema, found):
-                self._empty(job, schema)
-            elif found is not None:
+            if found is not None:
                 self._add_missing(schema, found)
+                self._allow_types(schema, found)
 
-    def _empty(self, job: JobIdentity, schema: TableSchema) -> None:
-        """Removes the copy's rows and gives its columns their types, in one commit. Does nothing if another driver has done it
-        since: then the copy may have rows again."""
+    def _allow_types(self, schema: TableSchema, found: Found) -> None:
         location = self.lake.location_of(schema.table)
-        before = head_of(self._session(), location)
-        found = self._own(job, schema)
-        if found is None or not self._is_to_be_emptied(schema, found):
-            return
-        failpoint("delta.before_emptying")
-        columns = with_types_of(self.audit.extended(schema), found, self.style)
-        with self.sessions.borrowed(self._session()) as session:
-            with spark_errors(location, schema.table):
-                for statement in allow_columns(columns.fields, location, found):
-                    session.sql(statement)
-            empty(session, location, schema.table, columns, job, before)
-        failpoint("delta.emptied")
+        later = self._with_types_to_be(schema, location, found)
+        with spark_errors(location, schema.table):
+            for statement in allow_columns(changed_fields(found.columns, later.columns), location, found):
+                self._session().sql(statement)
+
+    def _with_types_to_be(self, schema: TableSchema, location: Location, found: Found) -> Found:
+        """Returns the copy as the first epoch since its table came back leaves it: with the source's types. A changelog, and a
+        copy that keeps deleted rows, have rows that can't be read again, and generated columns would lose their rules: these
+        stay as they are."""
+        if self.style != "mirror" or self.audit.keeps_deleted or found.generates:
+            return found
+        if found.table_id != self._written_id(schema.table):
+            return found
+        extended = self.audit.extended(schema)
+        if not any(other_types(extended, found.columns, self.style)) or not self._is_to_be_read(location, schema):
+            return found
+        return replace(found, columns=with_types_of(extended, found.columns, self.style))
+
+    def _is_to_be_read(self, location: Location, schema: TableSchema) -> bool:
+        """True if all rows of the table are to be read again, and no epoch has written any of them to its copy."""
+        state = Checkpoint("", self.checkpoint).job_state()
+        if state is None or schema.table in state.left_tables:
+            return state is not None
+        back = state.came_back.get(schema.table)
+        version = next((known.version for known in state.schemas if known.table == schema.table), None)
+        if back is None or version != schema.version:
+            return False
+        last = last_epoch(self._session(), location)
+        return last is not None and last.epoch <= back.after_epoch
 
     def _own(self, job: JobIdentity, schema: TableSchema) -> Found | None:
         """Returns the job's own copy. None if there is none."""
@@ -264,19 +279,6 @@ class DeltaSink:
             with spark_errors(location, schema.table):
                 for statement in add_columns(extended, location, found, self.style, names):
                     self._session().sql(statement)
-
-    def _is_to_be_emptied(self, schema: TableSchema, found: Found) -> bool:
-        """True for a copy whose columns have other types than the source's, and whose rows are read again. A changelog, and a
-        copy that keeps deleted rows, can't lose rows. Generated columns would lose their rules. One that has other problems
-        than its types would be empty, and refused nevertheless."""
-        if self.style != "mirror" or self.audit.keeps_deleted or found.table_id != self._written_id(schema.table):
-            return False
-        if found.generates or any(schema_findings(schema, self.style, self.partition_by, self.audit)):
-            return False
-        extended, location = self.audit.extended(schema), self.lake.location_of(schema.table)
-        emptied = replace(found, columns=with_types_of(extended, found, self.style))
-        has_others = any(other_types(extended, found.columns, self.style))
-        return has_others and not any(self._table_findings(schema, location, emptied))
 
     def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
         session, location = self._session(), self.lake.location_of(schema.table)
@@ -415,7 +417,9 @@ class DeltaSink:
         return self._writer(job, schemas, emptied).write_staged(self._session, staged)
 
     def _writer(self, job: JobIdentity, schemas: Schemas, emptied: Collection[TableId]) -> EpochWriter:
-        return EpochWriter(self.lake, self.style, job, schemas, self.sessions, emptied, self.audit, self.seen)
+        return EpochWriter(
+            self.lake, self.style, job, schemas, self.sessions, self._is_to_be_read, emptied, self.audit, self.seen
+        )
 
     @contextlib.contextmanager
     def comparable(self, schema: TableSchema) -> Iterator[Comparisons]:

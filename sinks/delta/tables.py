@@ -2,11 +2,20 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    IntegralType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
 
 from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import AuditColumns
@@ -94,19 +103,21 @@ def is_replaceable(found: Found, columns: Collection[str]) -> bool:
     return has_vectors and all(name.lower() in suffixes and "." not in name for name in columns)
 
 
-def in_ranges(ranges: Iterable[IntegerRange], columns: StructType) -> str | None:
+def in_ranges(
+    ranges: Iterable[IntegerRange], columns: StructType, expression_of: Callable[[str], str] = quoted
+) -> str | None:
     """Returns the condition for the rows of a Delta table in disjoint ranges of keys, None if the ranges are not of integers
-    there. `columns`: those of the table. All ranges of a key together have all rows: those without a key, which only somebody
-    else can have written, belong to the range that has no start.
+    there. `columns`: those of the table. `expression_of`: of the value in a column of that name. All ranges of a key together
+    have all rows: those without a key, which only somebody else can have written, belong to the range that has no start.
 
     A literal has the type of its column. Otherwise Spark would change the comparison, and could not hand it on to Delta."""
     suffixes, conditions = _integer_suffixes(columns), list[str]()
     for keys in united(ranges):
         if not all(name.lower() in suffixes for name in keys.columns):
             return None
-        condition = keys.condition(quoted, literal_of=lambda name, value: f"{value}{suffixes[name.lower()]}")
+        condition = keys.condition(expression_of, literal_of=lambda name, value: f"{value}{suffixes[name.lower()]}")
         if keys.start is None and keys.end is not None:
-            condition = " OR ".join([f"({condition})", *(f"{quoted(name)} IS NULL" for name in keys.columns)])
+            condition = " OR ".join([f"({condition})", *(f"{expression_of(name)} IS NULL" for name in keys.columns)])
         conditions.append(f"({condition})")
     return " OR ".join(conditions)
 
@@ -224,11 +235,11 @@ def other_types(schema: TableSchema, columns: StructType, style: Style) -> Itera
             yield f"{field.name} as {kind}, not as {field.dataType.simpleString()}"
 
 
-def with_types_of(schema: TableSchema, found: Found, style: Style) -> StructType:
-    """Returns the Delta table's columns with the types of `schema`, and those that it lacks. All may be null, as in each table
+def with_types_of(schema: TableSchema, columns: StructType, style: Style) -> StructType:
+    """Returns a Delta table's `columns` with the types of `schema`, and those that it lacks. All may be null, as in each table
     whose schema is overwritten."""
     wanted = {field.name.lower(): field for field in columns_of(schema, style).fields}
-    existing = _by_name(found.columns)
+    existing = _by_name(columns)
     held = [
         StructField(field.name, wanted[name].dataType, metadata=_comment(field))
         if name in wanted and _kind(field) != _kind(wanted[name])
@@ -236,6 +247,22 @@ def with_types_of(schema: TableSchema, found: Found, style: Style) -> StructType
         for name, field in existing.items()
     ]
     return StructType([*held, *(field for name, field in wanted.items() if name not in existing)])
+
+
+def changed_fields(before: StructType, after: StructType) -> list[StructField]:
+    """Returns the fields of `after` that have another type than in `before`."""
+    existing = _by_name(before)
+    return [field for field in after.fields if _kind(field) != _kind(existing.get(field.name.lower(), field))]
+
+
+def keeps_values(before: DataType, after: DataType) -> bool:
+    """True if a value is the same one in both types, where a cast and the cast back give it again. In others it may be another
+    one all the same: 20260301 as a number is no day in Spark, but one in MySQL."""
+    whole = (IntegralType, StringType)
+    return any(
+        isinstance(before, kinds) and isinstance(after, kinds)
+        for kinds in ((NumericType,), whole, (DateType, TimestampNTZType))
+    )
 
 
 def _comment(field: StructField) -> dict[str, Any]:

@@ -1,29 +1,33 @@
-"""Copies in Delta whose columns get other types, by the sink alone: which are emptied, what they keep, and what is noticed if
-somebody else changes them. test_delta_schema_changes.py has whole jobs."""
+"""Copies in Delta whose columns get other types, by the sink alone: which do, what they keep, and what is noticed if somebody
+else changes them. test_delta_schema_changes.py has whole jobs."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.functions import lit
 
-from tests.support.change_parts import INSERT, TRUNCATE, UPDATE, column, log_part, snapshot_part
-from tests.support.delta import wait_for, write_epochs
+from tests.support.change_parts import INSERT, TRUNCATE, UPDATE, column, log_part, replacing_part, snapshot_part
+from tests.support.delta import Held, wait_for, write_epochs
 from tidemark.conf.tables import TableName
 from tidemark.sinks.delta import epoch as delta_epoch
-from tidemark.sinks.delta.epoch import EpochWriter, empty
-from tidemark.sinks.delta.locations import FolderLake, head_of
+from tidemark.sinks.delta.epoch import EpochWriter
+from tidemark.sinks.delta.epoch_rows import StagedRows
+from tidemark.sinks.delta.locations import FolderLake
 from tidemark.sinks.delta.sink import DeltaSink
-from tidemark.sinks.delta.tables import columns_of
 from tidemark.sinks.sink import JobIdentity, SinkBusyError
+from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import CopySetBackError
+from tidemark.state.integer_range import IntegerRange
+from tidemark.state.job_state import JobState, Left
+from tidemark.state.key_order import INTEGERS
+from tidemark.state.position import BinlogPosition
 from tidemark.state.table import TableId, TableSchema
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -69,6 +73,20 @@ class Copy:
         self.sink.prepare(JOB, [schema])
         write_epochs(self.sink, JOB, snapshot_part(1, 1, schema, [(1, 1, "x", "y")]), SCHEMAS | {(T.table, 1): schema})
 
+    def leave(self) -> None:
+        """The table leaves the job, so that all of its rows are to be read again."""
+        start, checkpoint = BinlogPosition("b.000001", 4), Checkpoint("", self.sink.checkpoint)
+        state = JobState(JOB.uuid, JOB.name, "full+incremental", "server", start, (), 1, (T,), ())
+        checkpoint.create_left(checkpoint.create_job_state(state), (Left(T.table, 1),))
+
+    def read_again(self, rows: list[tuple[Any, ...]], end: int | None = None) -> None:
+        """Writes the rows of all keys below `end`, as the next epoch."""
+        ends = None if end is None else (end,)
+        write_epochs(self.sink, JOB, replacing_part(3, 2, WIDER, IntegerRange(("id",), None, ends), rows), SCHEMAS)
+
+    def is_replaceable(self, sink: DeltaSink | None = None) -> bool:
+        return bool((sink or self.sink).replaceable(JOB, [WIDER], {T.table: {"id": INTEGERS}}))
+
     def sql(self, statement: str) -> list[Any]:
         return self.session.newSession().sql(statement).collect()
 
@@ -93,12 +111,25 @@ def copy(delta_session: SparkSession, tmp_path: Path) -> Callable[..., Copy]:
 def test_it_keeps_its_partitions(copy: Callable[..., Copy]) -> None:
     """Spark parses the names of a DataFrameWriter's partitions."""
     held = copy("a-b", "p q")
+    held.write(2, (INSERT, (2, None, "", "z")))
+    held.leave()
     held.sink.adapt(JOB, [WIDER])
+    assert held.is_replaceable()
+    assert not any(finding.is_problem for finding in held.sink.check([WIDER], JOB))
+    held.read_again([(1, 2**40, "x", "y")], end=2)
+    assert (held.rows("id", "v"), held.type_of("v")) == ([(1, 2**40), (2, None)], "bigint")
+    assert held.detail("partitionColumns") == ["a-b", "p q"]
+
+
+@pytest.mark.every_server
+def test_one_that_is_emptied_keeps_its_partitions(copy: Callable[..., Copy]) -> None:
+    held = copy("a-b", "p q")
+    held.leave()
+    held.sink.adapt(JOB, [WIDER])
+    emptied = log_part(3, (WIDER, [(TRUNCATE, [None] * 4)]))
+    write_epochs(held.sink, JOB, emptied, SCHEMAS, emptied=[T.table])
     assert (held.rows(), held.type_of("v")) == ([], "bigint")
     assert held.detail("partitionColumns") == ["a-b", "p q"]
-    whole = log_part(2, (WIDER, [(TRUNCATE, [None] * 4)]), (WIDER, [(INSERT, (1, 2**40, "x", "y"))]))
-    write_epochs(held.sink, JOB, whole, SCHEMAS)
-    assert held.rows("id", "v") == [(1, 2**40)]
 
 
 @pytest.mark.every_server
@@ -107,9 +138,10 @@ def test_it_is_not_clustered_any_more(copy: Callable[..., Copy]) -> None:
     held = copy()
     clustered = f"ALTER TABLE {held.location.relation} CLUSTER BY (id, v)"
     held.sql(clustered)
-    for columns in (["id", "v"], []):
-        assert held.detail("clusteringColumns") == columns
-        held.sink.adapt(JOB, [WIDER])
+    assert held.detail("clusteringColumns") == ["id", "v"]
+    held.leave()
+    held.read_again([(1, 1, "x", "y")])
+    assert held.detail("clusteringColumns") == []
     held.sql(clustered)
     assert held.detail("clusteringColumns") == ["id", "v"]
 
@@ -119,48 +151,52 @@ def test_it_is_not_clustered_any_more(copy: Callable[..., Copy]) -> None:
     ["w INT GENERATED ALWAYS AS (id * 2)", "w BIGINT GENERATED BY DEFAULT AS IDENTITY"],
     ids=["value", "identity"],
 )
-def test_one_with_generated_columns_stays_as_it_is(copy: Callable[..., Copy], rule: str) -> None:
+def test_one_with_generated_columns_is_refused(copy: Callable[..., Copy], rule: str) -> None:
     """Spark would take their rules from the table."""
     held = copy(columns=f"id INT, v INT, `a-b` STRING, `p q` STRING, {rule}")
+    held.leave()
     before = held.rows("id", "v", "w")
     assert before[0][2] is not None
     held.sink.adapt(JOB, [WIDER])
     assert held.rows("id", "v", "w") == before
     assert "has v as int, not as bigint" in str(held.sink.check([WIDER], JOB))
+    assert not held.is_replaceable()
 
 
-def test_one_that_would_be_refused_afterwards_stays_as_it_is(copy: Callable[..., Copy]) -> None:
-    """NOT NULL that somebody gave it is no reason: it goes with the rows."""
+def test_one_is_refused_for_other_reasons_than_its_types(copy: Callable[..., Copy]) -> None:
+    """NOT NULL that somebody gave it is no reason: the commit takes it from the table."""
     never_null = replace(T, columns=(*T.columns[:2], replace(T.columns[2], nullable=False), T.columns[3]))
     held = copy(columns="id INT, v INT, `a-b` STRING NOT NULL, `p q` STRING", schema=never_null)
+    assert "has v as int, not as bigint" in str(held.sink.check([WIDER], JOB)), "it is not read again yet"
+    held.leave()
     other = replace(held.sink, partition_by={TableName("shop", "t"): ("a-b",)})
-    other.adapt(JOB, [WIDER])
-    assert held.rows("id", "v") == [(1, 1)]
     assert "is partitioned by nothing, not by a-b" in str(other.check([WIDER], JOB))
     held.sink.adapt(JOB, [WIDER])
-    assert held.rows() == []
     assert not any(finding.is_problem for finding in held.sink.check([WIDER], JOB))
+    assert held.rows("id", "v") == [(1, 1)]
+    held.read_again([(1, 2, None, "y")])
+    assert held.rows("id", "a-b") == [(1, None)]
 
 
 @pytest.mark.parametrize("is_late", [True, pytest.param(False, marks=pytest.mark.every_server)], ids=["late", "before"])
-def test_a_whole_commit_after_a_frozen_driver_gave_the_copy_other_types(
+def test_a_whole_commit_after_somebody_gave_the_copy_other_types(
     copy: Callable[..., Copy], monkeypatch: pytest.MonkeyPatch, *, is_late: bool
 ) -> None:
-    """Spark casts the rows without a word, to 7 instead of 007. `is_late`: the driver wakes after the last look at the copy."""
+    """Spark casts the rows without a word, to 7 instead of 007. `is_late`: after the last look at the copy."""
     held = copy()
-    before, commit = head_of(held.session, held.location), EpochWriter._commit
-    fields = [replace(c, arrow_type="int32") if c.name == "a-b" else c for c in T.columns]
+    commit, relation = EpochWriter._commit, held.location.relation
 
-    def wake(*given: Any) -> None:
-        columns = columns_of(replace(T, columns=tuple(fields)), "mirror")
-        empty(held.session.newSession(), held.location, T.table, columns, JOB, before)
+    def change(*given: Any) -> None:
+        session = held.session.newSession()
+        rows = session.sql(f"SELECT id, v, CAST(NULL AS INT) AS `a-b`, `p q` FROM {relation}")
+        rows.writeTo(relation).option("overwriteSchema", "true").overwrite(lit(True))
         if given:
             commit(*given)
 
     if is_late:
-        monkeypatch.setattr(EpochWriter, "_commit", wake)
+        monkeypatch.setattr(EpochWriter, "_commit", change)
     else:
-        wake()
+        change()
     with pytest.raises(CopySetBackError, match="has a-b as int, not as string") as caught:
         held.write(2, (TRUNCATE, [None] * 4), (INSERT, (1, 1, "007", "y")))
     assert caught.value.table == T.table
@@ -185,27 +221,17 @@ def test_a_copy_that_loses_the_partitions_of_its_key_while_a_run_writes_it(
     assert held.rows("id", "v") == [(1, 1), (2, 1)]
 
 
-class _Meanwhile:
-    """For mapInArrow: no rows, after somebody else has written."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self, _: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        (self.folder / "reached").touch()
-        wait_for(self.folder / "written")
-        return iter(())
-
-
 @pytest.mark.parametrize("attempts", [pytest.param(1, marks=pytest.mark.every_server), 2])
-def test_it_is_emptied_though_somebody_writes_to_it_meanwhile(
+def test_it_gets_its_types_though_somebody_writes_to_it_meanwhile(
     copy: Callable[..., Copy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int
 ) -> None:
-    held, failures = copy(), list[BaseException]()
+    held, failures, original = copy(), list[BaseException](), StagedRows.read
+    held.leave()
     monkeypatch.setattr(delta_epoch, "MAX_ATTEMPTS", attempts)
 
-    def no_rows(session: SparkSession, _: Any, schema: StructType) -> DataFrame:
-        return session.range(1, numPartitions=1).mapInArrow(_Meanwhile(tmp_path), schema)
+    def waiting(*given: Any) -> DataFrame:
+        rows = original(*given)
+        return rows.mapInArrow(Held(tmp_path), rows.schema)
 
     def write_meanwhile() -> None:
         try:
@@ -217,14 +243,13 @@ def test_it_is_emptied_though_somebody_writes_to_it_meanwhile(
 
     other = threading.Thread(target=write_meanwhile)
     other.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(SparkSession, "createDataFrame", no_rows)
-        if attempts == 1:
-            with pytest.raises(SinkBusyError, match="written by somebody else at the same time"):
-                held.sink.adapt(JOB, [WIDER])
-        else:
-            held.sink.adapt(JOB, [WIDER])
+    monkeypatch.setattr(StagedRows, "read", waiting)
+    if attempts == 1:
+        with pytest.raises(SinkBusyError, match="written by somebody else at the same time"):
+            held.read_again([(2, 5, "", "")])
+    else:
+        held.read_again([(2, 5, "", "")])
     other.join()
     assert not failures
     assert (tmp_path / "reached").exists()
-    assert (held.rows("v"), held.type_of("v")) == (([(9,)], "int") if attempts == 1 else ([], "bigint"))
+    assert (held.rows("v"), held.type_of("v")) == (([(9,)], "int") if attempts == 1 else ([(5,)], "bigint"))
