@@ -4,9 +4,10 @@ That costs less than letting the copy's server compare: it reads each row once, 
 right, so the server decides on it.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +28,13 @@ MAX_MORE_ROWS = 10_000
 
 @dataclass(slots=True)
 class CopyReading:
-    """`key`, `names`: the copied columns."""
+    """`key`, `names`: the copied columns. `connect`: reads the copy by another connection."""
 
     copy: ComparesTable
     rows: TableRows
     key: Sequence[str]
     names: Sequence[str]
+    connect: Callable[[], AbstractContextManager[TableRows]]
     useless: int = 0
 
     def others(self, expected: pa.Table, within: CopiedRange | None) -> Others | None:
@@ -61,11 +63,12 @@ def copy_reading(copy: CopyComparison, output: TableSchema) -> Iterator[CopyRead
         reading = None
         if isinstance(copy, ComparesTable):
             of_copy = copy.copy_table
+            connect = partial(table_rows, of_copy.endpoint, of_copy.tls, of_copy.table, names)
             try:
-                rows = stack.enter_context(table_rows(of_copy.endpoint, of_copy.tls, of_copy.table, names))
+                rows = stack.enter_context(connect())
             except TidemarkError:  # if it matters, the comparison's own session meets it again
                 pass
             else:
                 if {column.name for column in rows.schema.captured} == set(names):
-                    reading = CopyReading(copy, rows, output.key, names)
+                    reading = CopyReading(copy, rows, output.key, names, connect)
         yield reading

@@ -153,8 +153,23 @@ class HashedCopy:
         if self._seen.marks.all():
             return []
         asking = _Asking(self, reading.copy, limit)
-        asking.is_told = _passed_on(reading, self.output.key, asking.take) and asking.is_told
+        if not _passed_on(reading, self.output.key, asking.take):
+            asking = self._asked_again(reading, limit)
         return self._told(asking)
+
+    def _asked_again(self, reading: CopyReading, limit: int) -> "_Asking":
+        """Reads the copy's keys by another connection: the first one was idle while the source was read."""
+        asking = _Asking(self, reading.copy, limit)
+        try:
+            with reading.connect() as rows:
+                asking.is_told = (
+                    _passed_on(replace(reading, rows=rows), self.output.key, asking.take) and asking.is_told
+                )
+        except (SinkError, SinkUnavailableError):
+            raise
+        except TidemarkError:  # if it matters, the server meets it again
+            asking.is_told = False
+        return asking
 
     def has_exact_keys(self, sink: Sink) -> bool:
         """True if the sink writes each key of the source that the copy can hold unchanged. False if the copy was not read."""

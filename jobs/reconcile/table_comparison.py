@@ -347,16 +347,20 @@ class TableComparison:
 
     def _judge_unlisted(self, reader: SplitReading, comparison: Comparisons, unlisted: set[int]) -> None:
         """Judges surplus rows that the looks at some ranges have not listed, because there were too many. That many are no
-        differences (else the comparison was cut), so the job had not come to where they were deleted."""
-        result = self.result
-        if self._keeps_surplus:
-            return
-        looks = 0
-        while unlisted and not result.cut and not result.behind:
+        differences (else the comparison was cut), so the job had not come to where they were deleted. One range is judged
+        after the other: the rows of all might not fit into the memory."""
+        if not self._keeps_surplus and not self.result.behind:
+            for number in sorted(unlisted):
+                self._judge_unlisted_of(reader, comparison, number)
+
+    def _judge_unlisted_of(self, reader: SplitReading, comparison: Comparisons, number: int) -> None:
+        result, unlisted = self.result, {number}
+        looks, behind = 0, result.behind
+        while unlisted and not result.cut and result.behind == behind:
             suspects: Suspects = {}
-            found, unlisted = self._looked(reader, comparison, unlisted, None)
-            for number, pairs in found.items():
-                _suspect(suspects, number, pairs)
+            found, unlisted = self._looked(reader, comparison, {number}, None)
+            for of_range, pairs in found.items():
+                _suspect(suspects, of_range, pairs)
             looks += 1
             if unlisted and looks == MAX_UNLISTED_LOOKS:
                 result.behind += sum(map(len, suspects.values()))

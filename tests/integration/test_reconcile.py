@@ -809,6 +809,42 @@ def test_a_range_whose_surplus_rows_can_never_all_be_listed_ends_the_looks_and_h
     assert (result.differences, result.moving, result.behind) == (0, 0, 21)
 
 
+def test_the_surplus_rows_of_one_range_are_judged_after_those_of_another(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look lists not all of a range. Those of many ranges might not fit into the memory."""
+    source, target = mysql_database, postgres_database
+    source.execute(
+        "CREATE TABLE parts (id INT PRIMARY KEY, v INT)",
+        f"INSERT INTO parts VALUES {', '.join(f'({1000 * i}, 0)' for i in range(120))}",
+    )
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    monkeypatch.setattr(range_looks, "MAX_SURPLUS", 20)
+    seen = list[int]()
+
+    class Following(Silent):
+        """The copy gets other rows, and at last it has none that the source lacks."""
+
+        def looking(self, suspects: int, look: int) -> None:
+            seen.append(suspects)
+            self.change(len(seen))
+
+        def change(self, count: int) -> None:
+            target.execute("DELETE FROM copy_parts WHERE id % 1000 <> 0")
+            rows = (30, 10, 0)[min(count, 2)]
+            if rows:
+                firsts = (41001 + 100 * count, 90001 + 100 * count)
+                values = ", ".join(f"({first + n}, 1)" for first in firsts for n in range(rows))
+                target.execute(f"INSERT INTO copy_parts VALUES {values}")
+
+    watcher = Following()
+    watcher.change(0)
+    (result,) = reconcile_tables(load_job_file(job), watch=lambda _: watcher, patience_seconds=0)
+    assert (result.differences, result.moving, result.behind) == (0, 0, 0)
+    assert seen == [40, 10]
+
+
 class Toggler:
     """Changes many rows a second: flags go back and forth, a counter counts, rows come and go under the same keys."""
 

@@ -5,7 +5,7 @@ import pickle
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,7 +149,9 @@ class Copy:
 def looks_at(copy: Copy, hashed: HashedCopy, *, is_first: bool) -> RangeLooks:
     table = cast(TableLook, SimpleNamespace(has_own_surplus=lambda each: False))
     none: Any = None
-    reading = CopyReading(copy, copy, SCHEMA.key, [column.name for column in SCHEMA.captured])
+    reading = CopyReading(
+        copy, copy, SCHEMA.key, [column.name for column in SCHEMA.captured], lambda: nullcontext(copy)
+    )
     return RangeLooks(table, none, copy, reading, none, hashed, is_first)
 
 
