@@ -16,7 +16,7 @@ from tidemark.state.checkpoint.history import (
     SplitStretch,
     TableSplits,
 )
-from tidemark.state.checkpoint.records import Cut
+from tidemark.state.checkpoint.records import Again, Cut
 from tidemark.state.job_state import Altered, JobState, Joined, Left, Membership, SplitKey, TableCondition
 from tidemark.state.key_repair import KeyRepair
 from tidemark.state.key_rereads import KeyReread
@@ -188,6 +188,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "joined": (JOINED,),
     "joined_list": ((JOINED, JOINED),),
     "cut": (Cut(7, {"joined": 3, "left": 0}),),
+    "again": (Again(42),),
     "left": (
         (Left(TABLE, 1), Left(TABLE, 2, "ALTER TABLE", 1_700_000_000_000_000, 1)),
         (Left(TABLE, 3, paused=True),),

@@ -13,6 +13,7 @@ def checkpoints(job: JobFile) -> None:
     CheckpointError if the job was never started."""
     checkpoint = Checkpoint.at(job.checkpoint)
     required_state(checkpoint, job)
+    checkpoint = checkpoint.with_attempts(checkpoint.attempts())
     committed = checkpoint.committed_epoch()
     drawn = table_of(("epoch", "phase", "planned (UTC)", "read", "log position", ""))
     for epoch in checkpoint.plan_epochs():

@@ -4,9 +4,9 @@ The part of a split is its published file, which the first task attempt created.
 each task attempt: the plan fixes the range, and every read of it gives the same changes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -106,7 +106,8 @@ class LogTask:
 @dataclass(frozen=True, slots=True)
 class PartTask:
     """Everything that a task needs. `schemas` and `projections`: those of the task's tables; a log task has all tables of
-    its plan. `came_back`: those of its tables that came back to the job. `version_offset`: as in Joined."""
+    its plan. `came_back`: those of its tables that came back to the job. `version_offset`: as in Joined. `attempts`: as
+    `Checkpoint.attempts` had them for the driver."""
 
     epoch: int
     job: JobFile
@@ -117,6 +118,11 @@ class PartTask:
     work: SplitsTask | LogTask
     came_back: dict[TableId, CameBack]
     version_offset: int = 0
+    attempts: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint.at(self.job.checkpoint).with_attempts(self.attempts)
 
 
 def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
@@ -189,6 +195,7 @@ def _task(
         work=work,
         came_back={table: back for table, back in context.state.came_back.items() if table in tables},
         version_offset=context.state.version_offset(record.state.joined),
+        attempts=context.checkpoint.attempts(),
     )
 
 
@@ -306,7 +313,7 @@ def _shifted(rows: pa.RecordBatch, version_offset: int) -> pa.RecordBatch:
 
 
 def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
-    checkpoint = Checkpoint.at(task.job.checkpoint)
+    checkpoint = task.checkpoint
     reader = task.server.log_reading(task.schemas)
     schemas = {schema.table: schema for schema in task.schemas}
     project = projector(task.job, task.schemas, task.projections)
@@ -326,7 +333,9 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         key_rereads = None
         if reading is not None:
             known = checkpoint.key_rereads_before(task.epoch, work.key_rereads)
-            key_rereads = KeyRereads(checkpoint.store, task.epoch, reading, project, known)
+            key_rereads = KeyRereads(
+                checkpoint.store, task.epoch, reading, project, known, task.attempts.get(task.epoch, 0)
+            )
         gap_filter = GapFilter.empty()
         if work.split_columns:
             gap_filter = load_gap_filter(checkpoint.store, work.split_columns, work.unfinished, work.first_splits)
@@ -457,7 +466,7 @@ def _empty_copies(task: PartTask, work: LogTask, tables: Sequence[TableId]) -> I
         seq = emptying_seq(output.version)
         emptied = truncation(output, version=version, time_us=back.at_us, seq=seq, transaction="")
         yield from part.add(table, emptied.rows)
-    checkpoint = Checkpoint.at(task.job.checkpoint)
+    checkpoint = task.checkpoint
     if not (work.has_left and checkpoint.has_log_report(task.epoch)):
         report = LogReport(work.range.start, work.range.prepared, part.row_count, 0, 0, None)
         checkpoint.create_log_report(task.epoch, report)
@@ -466,7 +475,7 @@ def _empty_copies(task: PartTask, work: LogTask, tables: Sequence[TableId]) -> I
 
 def _pass_over(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     """Ends an epoch without reading its log, which may be lost. The sink may have it already: its tables are read again."""
-    checkpoint = Checkpoint.at(task.job.checkpoint)
+    checkpoint = task.checkpoint
     if not checkpoint.has_log_report(task.epoch):  # else it was read while the log was still there
         checkpoint.create_log_report(task.epoch, LogReport(work.range.stop, work.range.prepared, 0, 0, 0, None))
     yield PartEnd(task.epoch, LOG_PART, 0, 0, work.after, has_left=True)

@@ -38,7 +38,8 @@ MAX_REREAD_KEYS = 100_000
 
 
 class KeyRereads:
-    """The key re-reads of one attempt at an epoch's log range. `known`: those of earlier epochs."""
+    """The key re-reads of one attempt at an epoch's log range. `known`: those of earlier epochs. `attempt`: as in
+    `published_reread_file`."""
 
     def __init__(
         self,
@@ -47,8 +48,10 @@ class KeyRereads:
         reading: KeyReading,
         project: Projector,
         known: Iterable[KeyReread],
+        attempt: int = 0,
     ) -> None:
         self._store, self._epoch, self._reading, self._project = store, epoch, reading, project
+        self._attempt = attempt
         self._readings = list(known)
         self._known_count = len(self._readings)
         self._merged: dict[TableId, TableRereads] = {}
@@ -100,7 +103,7 @@ class KeyRereads:
     ) -> KeyReread:
         """Re-reads some of the moves, including the first one, or takes what another attempt published."""
         first = changes.change_id(int(not_reread[0]))
-        published = read_published_rereads(self._store, self._epoch, first)
+        published = read_published_rereads(self._store, self._epoch, first, self._attempt)
         if published is None:
             moves = readable_together(rows, changes.keys, not_reread)[:MAX_KEYS_PER_READ]
             published = self._publish(schema, rows, changes, moves)
@@ -135,7 +138,8 @@ class KeyRereads:
         projected, output = self._project.split(read)
         reread_rows = replacements(output, wanted, found, projected.rows)
         report = replace(read.report, row_count=len(reread_rows))
-        return publish_rereads(self._store, self._epoch, changes.change_id(int(moves[0])), report, reread_rows, output)
+        move = changes.change_id(int(moves[0]))
+        return publish_rereads(self._store, self._epoch, move, report, reread_rows, output, self._attempt)
 
     def _read_with(self, schema: TableSchema, wanted: pa.RecordBatch, xids: Int64s) -> SplitRead:
         """Re-reads the rows under a snapshot that contains these transactions. The log may have them before snapshots do."""

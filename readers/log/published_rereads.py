@@ -28,10 +28,10 @@ Published = tuple[Report, tuple[pa.RecordBatch, ...]]
 """The report, and the changes of `replacements`, each alone in its batch."""
 
 
-def read_published_rereads(store: CheckpointStore, epoch: int, move: ChangeId) -> Published | None:
-    """`move`: the re-read's first split key move. None if nobody has published it yet. Raises CheckpointError for a
-    damaged file or one of an unknown version."""
-    name = published_reread_file(epoch, *move)
+def read_published_rereads(store: CheckpointStore, epoch: int, move: ChangeId, attempt: int = 0) -> Published | None:
+    """`move`: the re-read's first split key move. `attempt`: as in `published_reread_file`. None if nobody has published it
+    yet. Raises CheckpointError for a damaged file or one of an unknown version."""
+    name = published_reread_file(epoch, *move, attempt)
     data = store.read(name)
     return None if data is None else check_file(data, name)
 
@@ -43,15 +43,16 @@ def publish_rereads(
     report: Report,
     changes: Sequence[pa.RecordBatch],
     schema: TableSchema,
+    attempt: int = 0,
 ) -> Published:
     """Publishes `changes` (of the output's `schema`) unless the move has been published. Returns the published content."""
     in_memory = sum(change.nbytes for change in changes) < SPILL_BYTES
     data = write_file("arrow", report, changes, schema, in_memory=in_memory)
     failpoint("rereads.before_publish")
-    name = published_reread_file(epoch, *move)
+    name = published_reread_file(epoch, *move, attempt)
     store.create(name, data)
     failpoint("rereads.after_publish")
-    published = read_published_rereads(store, epoch, move)
+    published = read_published_rereads(store, epoch, move, attempt)
     if published is None:
         raise CheckpointError(
             f"{name} was published and then removed: its epoch is committed.",

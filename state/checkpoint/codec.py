@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tidemark import __version__
 from tidemark.state.checkpoint.history import EpochHistory, EventHistory, RunRecord, SplitHistory
-from tidemark.state.checkpoint.records import Cut
+from tidemark.state.checkpoint.records import Again, Cut
 from tidemark.state.checkpoint.upgrades import UPGRADES, Upgrade
 from tidemark.state.errors import CheckpointError
 from tidemark.state.job_state import Altered, JobState, Joined, Left
@@ -159,6 +159,7 @@ JOB: Codec[JobState] = Codec("job", JobState, version=1)
 JOINED: Codec[Joined] = Codec("joined", Joined, version=1)
 JOINED_LIST: Codec[tuple[Joined, ...]] = Codec("joined_list", tuple[Joined, ...], version=1)
 CUT: Codec[Cut] = Codec("cut", Cut, version=1)
+AGAIN: Codec[Again] = Codec("again", Again, version=1)
 LEFT: Codec[tuple[Left, ...]] = Codec("left", tuple[Left, ...], version=1)
 ALTERED: Codec[Altered] = Codec("altered", Altered, version=1)
 SIGNAL: Codec[Signal] = Codec("signal", Signal, version=1)
@@ -182,6 +183,7 @@ CODECS: tuple[Codec[Any], ...] = (
     JOINED,
     JOINED_LIST,
     CUT,
+    AGAIN,
     LEFT,
     ALTERED,
     SIGNAL,

@@ -16,6 +16,10 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the driver when it finds them in exclude_tables, or parks or pauses them. Never removed.
     altered/…               a table that got, lost or widened columns (Altered).
                             Written by the driver when it finds the change, before the log is read with it. Never removed.
+    again/…                 an epoch of which nothing that was written before counts: it is planned, or its log read, anew
+                            (Again). The record's number is that of the attempt, which the names of what is written then end
+                            with: `plans/e0000000042-0000000003`, `logs/…`, `rereads/…` and `published/e42-p…`.
+                            Written by the driver when it finds a torn plan, or may forget what was read. Never removed.
     signals/0000000001      a request to the job (Signal).
                             Written by `tidemark signal` and `reconcile --repair`, or by the driver for a row of the signal
                             table. Never removed.
@@ -29,7 +33,8 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the driver, before it takes them into `joined`. Removed once they are written.
     upgrade_marks/0000000001
                             PostgreSQL: how far the job had read before the server was to be upgraded (UpgradeMark).
-                            Written by `tidemark run --before-upgrade`, before it creates the slot that the file names. Removed
+                            Written by `tidemark run --before-upgrade`, before it creates the slot that the file names, under a
+                            number that is not less than the driver's. Removed
                             with that slot: once the job goes on at the upgraded server, or at the old one after more writes.
     sink                    which copy the job writes (SinkIdentity).
                             Written by the driver before the first row is written. Never removed.
@@ -42,7 +47,8 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the driver after its number, before it reads any of them. Removed by the next driver.
     plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord).
                             Written by the planner, before the epoch runs. Removed KEPT_PLANS epochs after its commit or later.
-    partitions/9f2c…        PostgreSQL: tables, their storage files and their partitions; named by its content.
+    partitions/9f2c…-0000000007  PostgreSQL: tables, their storage files and their partitions; named by its content and the
+                            driver.
                             Written by the planner before the plan that names it. Removed after those plans, once a newer one
                             is in a plan.
     published/e42-s7        the rows of a split of epoch 42, with their report.
@@ -79,6 +85,9 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
     spark/                  Spark's own checkpoint of a streaming query, in which earlier versions ran. Only read.
 
 Every file is written once and never changed. A missing or damaged file is an error, never read as "nothing there yet".
+
+A driver may freeze between any two steps, and go on when another one has taken the job over. So no name that a driver removes
+is written by a later one, and what a driver writes late is not taken for a later one's (docs/adr/0092 says why, for each).
 """
 
 import hashlib
@@ -92,6 +101,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tidemark.state.checkpoint.codec import (
+    AGAIN,
     ALTERED,
     ANSWER,
     CUT,
@@ -110,7 +120,7 @@ from tidemark.state.checkpoint.codec import (
     UPGRADE_MARK,
     is_torn,
 )
-from tidemark.state.checkpoint.records import Cut, counting, number_and_driver
+from tidemark.state.checkpoint.records import Again, Cut, counting, number_and_driver
 from tidemark.state.checkpoint.store import (
     CheckpointStore,
     open_store,
@@ -119,6 +129,7 @@ from tidemark.state.checkpoint.store import (
     require_writable_folder,
 )
 from tidemark.state.errors import CheckpointError, JobHeldError, ReadsDifferError
+from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import Altered, JobState, Joined, Left
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogReport
@@ -144,6 +155,7 @@ LEASE_FILE = "lease"
 JOINED_FOLDER = "joined"
 LEFT_FOLDER = "left"
 ALTERED_FOLDER = "altered"
+AGAIN_FOLDER = "again"
 SIGNALS_FOLDER = "signals"
 ANSWERS_FOLDER = "answers"
 OUTCOMES_FOLDER = "outcomes"
@@ -183,7 +195,7 @@ NOT_SHARED_REMEDY = (
 
 
 def record_file(folder: str, number: int, driver: int) -> str:
-    """`folder`: JOINED_FOLDER, LEFT_FOLDER or ALTERED_FOLDER."""
+    """`folder`: JOINED_FOLDER, LEFT_FOLDER, ALTERED_FOLDER or AGAIN_FOLDER."""
     return f"{folder}/{number:010d}-{driver:010d}"
 
 
@@ -223,8 +235,9 @@ def cut_file(driver: int) -> str:
     return f"{CUTS_FOLDER}/{driver:010d}"
 
 
-def plan_file(epoch: int) -> str:
-    return f"{PLANS_FOLDER}/{_epoch(epoch)}"
+def plan_file(epoch: int, attempt: int = 0) -> str:
+    """`attempt`: the number of the newest record of `again` that is of the epoch when it is planned, 0 if there is none."""
+    return f"{PLANS_FOLDER}/{_epoch(epoch)}{_attempt(attempt)}"
 
 
 def partitions_file(name: str) -> str:
@@ -235,8 +248,8 @@ def published_split_file(epoch: int, split_id: int) -> str:
     return f"{PUBLISHED_FOLDER}/e{epoch}-s{split_id}"
 
 
-def published_reread_file(epoch: int, commit_version: int, seq: int) -> str:
-    return f"{PUBLISHED_FOLDER}/e{epoch}-p{commit_version}-{seq}"
+def published_reread_file(epoch: int, commit_version: int, seq: int, attempt: int = 0) -> str:
+    return f"{PUBLISHED_FOLDER}/e{epoch}-p{commit_version}-{seq}{_attempt(attempt)}"
 
 
 def published_files(store: CheckpointStore, epoch: int) -> list[str]:
@@ -267,12 +280,12 @@ def _epoch_of_withheld_file(name: str) -> int:
     return _epoch_of(name.partition("-")[0])
 
 
-def log_report_file(epoch: int) -> str:
-    return f"{LOGS_FOLDER}/{_epoch(epoch)}"
+def log_report_file(epoch: int, attempt: int = 0) -> str:
+    return f"{LOGS_FOLDER}/{_epoch(epoch)}{_attempt(attempt)}"
 
 
-def rereads_file(epoch: int) -> str:
-    return f"{REREADS_FOLDER}/{_epoch(epoch)}"
+def rereads_file(epoch: int, attempt: int = 0) -> str:
+    return f"{REREADS_FOLDER}/{_epoch(epoch)}{_attempt(attempt)}"
 
 
 def finished_file(first_epoch: int, last_epoch: int) -> str:
@@ -330,19 +343,32 @@ def _epoch(epoch: int) -> str:
 
 
 def _epoch_of(name: str) -> int:
-    return int(name.rpartition("/e")[2])
+    return int(name.rpartition("/e")[2].partition("-")[0])
+
+
+def _attempt_of_published(name: str) -> int:
+    """The attempt of a file that `published_reread_file` has named."""
+    return int(name.split("-")[3]) if name.count("-") == 3 else 0
+
+
+def _attempt(attempt: int) -> str:
+    return f"-{attempt:010d}" if attempt else ""
 
 
 _DRIVERS: dict[str, int] = {}
 """By the checkpoint's URL: the number that this process has taken last, or the newest one when it found no job there."""
+_ATTEMPTS: dict[str, tuple[int, Mapping[int, int]]] = {}
+"""By the checkpoint's URL: the attempts that count for the driver of that number. Nobody else adds any that do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`url` is the job file's `checkpoint`."""
+    """`url` is the job file's `checkpoint`. `known_attempts`: those that were known when a task was made, see `attempts`; None:
+    as they are now."""
 
     url: str
     store: CheckpointStore
+    known_attempts: Mapping[int, int] | None = None
 
     @classmethod
     def at(cls, url: str) -> "Checkpoint":
@@ -442,7 +468,8 @@ class Checkpoint:
         found = tuple(self._joined(self._cut()))
         self.store.create(merged_joined_file(len(found)), JOINED_LIST.encode(found))
         for name in names:  # none that was written since: this driver may have been frozen
-            self.store.delete(name)
+            if name != merged_joined_file(len(found)):  # another one may have written it, and died
+                self.store.delete(name)
 
     def left_before(self) -> list[Left]:
         """Every time that a table has left the job, or stayed parked for another reason, oldest first."""
@@ -471,7 +498,9 @@ class Checkpoint:
         has taken the job over: then the record may not count."""
         driver = self.driver
         name = record_file(folder, number, driver)
-        if self._count(folder) != number - 1 or not self.store.create(name, data):
+        is_next = self._count(folder) == number - 1
+        failpoint(f"checkpoint.{folder}")
+        if not is_next or not self.store.create(name, data):
             raise self._another_driver(name)
         self.require_driver(driver)
 
@@ -570,11 +599,13 @@ class Checkpoint:
 
     def create_upgrade_mark(self, mark: UpgradeMark) -> None:
         """Raises JobHeldError if another driver creates one."""
-        name = upgrade_mark_file(max(self.upgrade_marks(), default=0) + 1)
+        name = upgrade_mark_file(max(self.driver, max(self.upgrade_marks(), default=0) + 1))
         if not self.store.create(name, UPGRADE_MARK.encode(mark)):
             raise self._another_driver(name)
 
     def forget_upgrade_mark(self, number: int) -> None:
+        """Raises JobHeldError if another driver has taken the job over, whose mark it may be."""
+        self.require_driver()
         self.store.delete(upgrade_mark_file(number))
 
     def outcomes(self) -> dict[int, Answer]:
@@ -594,21 +625,50 @@ class Checkpoint:
         return list(self.store.list(REPAIRS_FOLDER))
 
     def forget_log_attempt(self, epoch: int) -> None:
-        """Removes what attempts at an epoch of the log have left that has no report: the epoch will be read without some
-        tables. Nothing of it has reached the sink. Raises JobHeldError if another driver has taken the job over, which may have
-        read the epoch."""
+        """Lets nothing count of what attempts at an epoch of the log have left that has no report: the epoch will be read
+        without some tables. Nothing of it has reached the sink. Raises JobHeldError if another driver has taken the job over,
+        which may have read the epoch."""
         self.require_driver()
-        for name in (*published_files(self.store, epoch), rereads_file(epoch)):
-            self.store.delete(name)
+        attempt = self.attempts().get(epoch, 0)
+        published = [name for name in published_files(self.store, epoch) if _attempt_of_published(name) == attempt]
+        if published or self.store.read(rereads_file(epoch, attempt)) is not None:
+            self._begin_again(epoch)
 
     def forget_log_report(self, epoch: int) -> None:
-        """Removes the report of an epoch of the log that is not committed, and what the attempts at it have left. The caller
-        has proven that the sink has nothing of it, or knows the tables of it that it has, and that no earlier attempt can write
-        any more. The report goes first: an attempt without one may be repeated. Raises JobHeldError if another driver has taken
-        the job over: the report may be its own."""
+        """Lets nothing count of what attempts at an epoch of the log have left that is not committed, also its report: the
+        epoch will be read anew. The caller has proven that the sink has nothing of it, or knows the tables of it that it has,
+        and that no earlier attempt can write any more. Raises JobHeldError if another driver has taken the job over: the report
+        may be its own."""
+        self._begin_again(epoch)
+
+    def _begin_again(self, epoch: int) -> None:
         self.require_driver()
-        self.store.delete(log_report_file(epoch))
-        self.forget_log_attempt(epoch)
+        self._add_record(AGAIN_FOLDER, len(self._records(AGAIN_FOLDER)) + 1, AGAIN.encode(Again(epoch)))
+        _ATTEMPTS.pop(self.url, None)
+
+    def attempts(self) -> Mapping[int, int]:
+        """The number of the attempt that counts, by epoch, of those epochs that were begun again: what is written of them has
+        it in its name. A driver that was replaced goes on with its own, so nothing of it gets a name of its successor."""
+        if self.known_attempts is not None:
+            return self.known_attempts
+        driver, known = _DRIVERS.get(self.url), _ATTEMPTS.get(self.url)
+        if driver is None or known is None or known[0] != driver:
+            known = driver or 0, self._attempts_for(driver)
+            if driver is not None:
+                _ATTEMPTS[self.url] = known
+        return known[1]
+
+    def _attempts_for(self, driver: int | None) -> Mapping[int, int]:
+        names = self.store.list(AGAIN_FOLDER)
+        if not names:
+            return {}
+        own = [name for name in names if driver is None or number_and_driver(name)[1] <= driver]
+        counted = self._records(AGAIN_FOLDER) if own == names else counting(AGAIN_FOLDER, own, self._cut())
+        return {AGAIN.decode(self._read(name), name).epoch: number_and_driver(name)[0] for name in counted}
+
+    def with_attempts(self, attempts: Mapping[int, int]) -> "Checkpoint":
+        """The checkpoint for a task that was made when these attempts counted, or for a look at many epochs."""
+        return replace(self, known_attempts=attempts)
 
     def require_job(self, job_uuid: str) -> None:
         """Raises CheckpointError if this process does not find the job there: an executor without that storage."""
@@ -676,6 +736,7 @@ class Checkpoint:
         if self.has_job():
             return self.take_owner()
         _DRIVERS[self.url] = newest
+        _ATTEMPTS.pop(self.url, None)
         return None
 
     def take_owner(self, *, again: bool = False) -> int:
@@ -694,9 +755,11 @@ class Checkpoint:
             created = self.store.create(owner_file(number), json.dumps(facts).encode())
             # Another driver may have taken this number and a third one a greater one, and removed this one's file since.
             if created and self.newest_owner() == number:
-                counts = {folder: self._count(folder) for folder in (JOINED_FOLDER, LEFT_FOLDER, ALTERED_FOLDER)}
+                folders = (JOINED_FOLDER, LEFT_FOLDER, ALTERED_FOLDER, AGAIN_FOLDER)
+                counts = {folder: self._count(folder) for folder in folders}
                 self.store.create(cut_file(number), CUT.encode(Cut(number, counts)))
                 _DRIVERS[self.url] = number
+                _ATTEMPTS.pop(self.url, None)
                 for name in [*earlier, *cuts]:
                     self.store.delete(name)
                 return number
@@ -726,38 +789,49 @@ class Checkpoint:
 
     def plan_epochs(self) -> list[int]:
         """The epochs whose plans are there, ascending."""
-        return sorted(_epoch_of(name) for name in self.store.list(PLANS_FOLDER))
+        return sorted({_epoch_of(name) for name in self.store.list(PLANS_FOLDER)})
 
     def plan(self, epoch: int) -> PlanRecord:
-        return PLAN.decode(self._read(plan_file(epoch)), plan_file(epoch))
+        name = self._plan_name(epoch)
+        return PLAN.decode(self._read(name), name)
+
+    def _plan_name(self, epoch: int) -> str:
+        """The epoch may have been begun again before it was planned, or when its log had been read."""
+        if epoch not in self.attempts():
+            return plan_file(epoch)
+        return max((n for n in self.store.list(PLANS_FOLDER) if _epoch_of(n) == epoch), default=plan_file(epoch))
 
     def heal_newest_plan(self) -> int | None:
         """Removes the newest plan if a power cut has left only a part of it. Returns its epoch.
 
         Nothing of an epoch runs before its plan is durable, so nothing of this one has run. If the storage had lost a plan
         that was durable, something of its epoch would be there; then the plan stays, and reading it is an error. Called by the
-        driver that holds the lease.
+        driver that holds the lease. Raises JobHeldError if another one has taken the job over; the epoch gets a plan of another
+        name, so it does not matter when this one is removed.
         """
         newest = max(self.plan_epochs(), default=0)
-        data = self.store.read(plan_file(newest)) if newest else None
+        name = self._plan_name(newest)
+        data = self.store.read(name) if newest else None
         if data is None or not is_torn(data):
             return None
-        traces = [log_report_file(newest), rereads_file(newest), committed_file(newest)]
-        traces += [name for name in self.store.list(WITHHELD_FOLDER) if _epoch_of_withheld_file(name) == newest]
-        if published_files(self.store, newest) or any(self.store.read(name) is not None for name in traces):
+        folders = LOGS_FOLDER, REREADS_FOLDER, COMMITTED_FOLDER, WITHHELD_FOLDER
+        traces = [trace for folder in folders for trace in self.store.list(folder) if _epoch_of(trace) == newest]
+        if traces or published_files(self.store, newest):
             return None
-        self.store.delete(plan_file(newest))
+        self._begin_again(newest)
+        self.store.delete(name)
         return newest
 
     def create_plan(self, record: PlanRecord) -> None:
         """Raises JobHeldError if the epoch has a plan already: another driver runs this job."""
-        name = plan_file(record.plan.epoch)
+        epoch = record.plan.epoch
+        name = plan_file(epoch, self.attempts().get(epoch, 0))
         if not self.store.create(name, PLAN.encode(record)):
             raise self._another_driver(name)
 
     def keep_partitions(self, partitions: Partitions) -> KeptPartitions:
-        """Writes them under a name that follows from the content. What is there already is not written again."""
-        name = hashlib.sha256(PARTITIONS.body(partitions.tables)).hexdigest()[:32]
+        """Writes them under a name that follows from the content and the driver. What is there already is not written again."""
+        name = f"{hashlib.sha256(PARTITIONS.body(partitions.tables)).hexdigest()[:32]}{_attempt(self.driver)}"
         self.store.create(partitions_file(name), PARTITIONS.encode(partitions.tables))
         return KeptPartitions(name, partitions.ended_xid)
 
@@ -770,7 +844,8 @@ class Checkpoint:
 
     def forget_partitions(self) -> None:
         """Removes those that no plan names. A driver that was frozen must not remove those of later drivers, whose plans may
-        come after their looks: so the plans are read after the looks are listed, and nothing is removed after a take-over."""
+        come after their looks: so the plans are read after the looks are listed, nothing is removed that was listed after a
+        take-over, and drivers give other names."""
         there = self.store.list(PARTITIONS_FOLDER)
         plans = (self.plan(epoch).partitions for epoch in self.plan_epochs())
         named = {partitions_file(kept.name) for kept in plans if kept is not None}
@@ -806,14 +881,18 @@ class Checkpoint:
         return int(json.loads(offsets.splitlines()[-1])["epoch"])
 
     def has_log_report(self, epoch: int) -> bool:
-        return self.store.read(log_report_file(epoch)) is not None
+        return self.store.read(self._log_report_name(epoch)) is not None
 
     def log_report(self, epoch: int) -> LogReport:
-        return LOG_REPORT.decode(self._read(log_report_file(epoch)), log_report_file(epoch))
+        name = self._log_report_name(epoch)
+        return LOG_REPORT.decode(self._read(name), name)
+
+    def _log_report_name(self, epoch: int) -> str:
+        return log_report_file(epoch, self.attempts().get(epoch, 0))
 
     def create_log_report(self, epoch: int, report: LogReport) -> None:
         """Raises CheckpointError if another report is there: every attempt must read the same from a range."""
-        if self.store.create(log_report_file(epoch), LOG_REPORT.encode(report)):
+        if self.store.create(self._log_report_name(epoch), LOG_REPORT.encode(report)):
             return
         found = self.log_report(epoch)
         if isinstance(found.end, BinlogPosition) and found.end.times is None:
@@ -825,8 +904,9 @@ class Checkpoint:
     def key_rereads_before(self, epoch: int, expected: Collection[int] = ()) -> tuple[KeyReread, ...]:
         """Returns the key re-reads of earlier epochs, in the order of epochs. Raises CheckpointError if those of one of the
         epochs `expected` are lost."""
-        names = [name for name in self.store.list(REREADS_FOLDER) if name < rereads_file(epoch)]
-        for name in map(rereads_file, expected):
+        listed = [name for name in self.store.list(REREADS_FOLDER) if _epoch_of(name) < epoch]
+        names = [name for name in listed if name == self._rereads_name(_epoch_of(name))]
+        for name in map(self._rereads_name, expected):
             if name not in names:
                 raise self._lost(name)
         return tuple(reread for name in names for reread in self._key_rereads(name))
@@ -834,15 +914,22 @@ class Checkpoint:
     def create_key_rereads(self, epoch: int, rereads: tuple[KeyReread, ...]) -> None:
         """Writes what an epoch read again; the caller writes the log report after it. Raises CheckpointError if others are
         there: every attempt must take the same rows."""
-        name = rereads_file(epoch)
+        name = self._rereads_name(epoch)
         if not self.store.create(name, KEY_REREADS.encode(rereads)) and self._key_rereads(name) != rereads:
             raise _two_reads_differ(epoch)
+
+    def _rereads_name(self, epoch: int) -> str:
+        return rereads_file(epoch, self.attempts().get(epoch, 0))
 
     def forget_plans(self, epochs: Iterable[int]) -> None:
         """Removes the plans and log reports of the epochs. A plan without its report is no cut that a job goes back to."""
         for epoch in epochs:
-            self.store.delete(log_report_file(epoch))
-            self.store.delete(plan_file(epoch))
+            names = [log_report_file(epoch), plan_file(epoch)]
+            if epoch in self.attempts():
+                there = (*self.store.list(LOGS_FOLDER), *self.store.list(PLANS_FOLDER))
+                names = [name for name in there if _epoch_of(name) == epoch]
+            for name in names:
+                self.store.delete(name)
 
     def forget_published(self, epoch: int) -> None:
         """Removes what the epoch's tasks published, once it is committed and its reports are kept elsewhere."""
@@ -885,6 +972,7 @@ class Checkpoint:
     def _read(self, name: str) -> bytes:
         data = self.store.read(name)
         if data is None:
+            self.require_driver()  # else another one has removed it
             raise self._lost(name)
         return bytes(data)
 

@@ -1,4 +1,4 @@
-"""Tells which of a job's numbered records count: `joined`, `left` and `altered` of the checkpoint.
+"""Tells which of a job's numbered records count: `joined`, `left`, `altered` and `again` of the checkpoint.
 
 A record's name has its number and the number of the driver that wrote it. A driver may freeze before it writes a record, and
 write it when another driver has taken the job over. So each driver notes at its take-over how many records there were (Cut).
@@ -15,6 +15,14 @@ class Cut:
 
     driver: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Nothing counts any more of what attempts at this epoch have written: it is planned, or its log read, anew
+    (docs/adr/0092)."""
+
+    epoch: int
 
 
 def counting(folder: str, names: Iterable[str], cut: Cut) -> list[str]:

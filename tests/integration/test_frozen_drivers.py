@@ -150,12 +150,20 @@ EXCLUDED = 'source.exclude_tables=["{schema}.orders"]'
 
 @pytest.mark.parametrize(
     "point",
-    ["rollback.before_forgetting", "set_back", "late_report.lacks", "parking.lacks", "signals.joined"],
+    [
+        "rollback.before_forgetting",
+        "set_back",
+        "late_report.lacks",
+        "parking.lacks",
+        "signals.joined",
+        "checkpoint.again",
+    ],
 )
 def test_a_driver_that_was_frozen_removes_no_report_of_its_successor(
     source: Database, postgres_database: Database, tmp_path: Path, point: str
 ) -> None:
-    """It freezes just before it would remove a report. The other driver has read that epoch, and a later one."""
+    """It freezes just before it would remove a report, or between its look whether it is still the driver and that. The other
+    driver has read that epoch, and a later one."""
     job = job_into(tmp_path, source, mirror_into(postgres_database))
     checkpoint = Checkpoint.at(str(tmp_path / "checkpoint"))
     another, excluded = of_another_process(job), EXCLUDED.format(schema=source.schema)
@@ -182,7 +190,7 @@ def test_a_driver_that_was_frozen_removes_no_report_of_its_successor(
                 report.unlink()
                 die_at(job, "signals.left", excluded)
                 report.write_bytes(late)
-            case "parking.lacks":
+            case "parking.lacks" | "checkpoint.again":
                 die_at(job, "sink.before_commit")
                 act = lambda: run_epochs(job, another, excluded)  # noqa: E731
         at = "rollback.before_forgetting" if point == "set_back" else point

@@ -79,7 +79,7 @@ def test_every_name_is_in_the_listing_at_the_top_of_the_layout() -> None:
         layout.cut_file(7),
         layout.merged_joined_file(64),
         layout.plan_file(42),
-        layout.partitions_file("9f2c…"),
+        layout.partitions_file("9f2c…-0000000007"),
         layout.published_split_file(42, 7),
         layout.published_reread_file(42, 9, 3),
         layout.staged_chunk_file(5, 1200),
