@@ -23,7 +23,7 @@ from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.sink import JobIdentity, SinkBusyError
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.checkpoint.store import LocalStore
-from tidemark.state.errors import CopySetBackError
+from tidemark.state.errors import CopySetBackError, SinkError
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.job_state import JobState, Left
 from tidemark.state.key_order import INTEGERS
@@ -176,6 +176,29 @@ def test_one_is_refused_for_other_reasons_than_its_types(copy: Callable[..., Cop
     assert held.rows("id", "v") == [(1, 1)]
     held.read_again([(1, 2, None, "y")])
     assert held.rows("id", "a-b") == [(1, None)]
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize(
+    ("rule", "kind", "value"),
+    [("v < 100", "bigint", 2**40), ("v < 100", "string", "x")],
+)
+def test_a_constraint_refuses_the_new_type(copy: Callable[..., Copy], rule: str, kind: str, value: Any) -> None:
+    """The error is about its table, and the copy stays as it is. Without the constraint it gets the type."""
+    held = copy()
+    held.sql(f"ALTER TABLE {held.location.relation} ADD CONSTRAINT mine CHECK ({rule})")
+    held.leave()
+    new = column("v", "bigint", "int64") if kind == "bigint" else column("v", "varchar(9)", "string")
+    schema = replace(T, version=2, columns=(T.columns[0], new, *T.columns[2:]))
+    part = replacing_part(3, 2, schema, IntegerRange(("id",), None, None), [(1, value, "x", "y")])
+    held.sink.adapt(JOB, [schema])
+    with pytest.raises(SinkError) as caught:
+        write_epochs(held.sink, JOB, part, {(T.table, 2): schema})
+    assert caught.value.table == T.table
+    assert (held.rows("id", "v"), held.type_of("v")) == ([(1, 1)], "int")
+    held.sql(f"ALTER TABLE {held.location.relation} DROP CONSTRAINT mine")
+    write_epochs(held.sink, JOB, part, {(T.table, 2): schema})
+    assert (held.rows("id", "v"), held.type_of("v")) == ([(1, value)], kind)
 
 
 @pytest.mark.parametrize("is_late", [True, pytest.param(False, marks=pytest.mark.every_server)], ids=["late", "before"])

@@ -1,6 +1,7 @@
 """Tables that are altered while a job copies them into Delta: their copies get the columns, or are read again. So are all
 tables after the source has lost its log, and one that RESTORE has set back."""
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from pyspark.sql.functions import lit
 
 from tests.support.delta import newest_version
 from tests.support.epochs import Notes, die_at, run_epochs
-from tests.support.jobs import source_of, write_job
+from tests.support.jobs import ROOT, source_of, write_job
 from tests.support.lost_logs import lose_log
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
@@ -378,6 +379,46 @@ def test_a_copy_with_a_history_keeps_its_types_until_it_is_deleted(
     run_epochs(job)
     held = [row for row in read(database, "id", "v") if row[0] is not None]  # without a changelog's `truncate`
     assert held == rows_of(database, "t", ("id", "v"))
+
+
+@pytest.mark.every_server
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "settings", [{"style": "changelog"}, {"audit_columns": {"deleted": "_deleted"}}], ids=["changelog", "deleted_rows"]
+)
+def test_a_copy_with_a_history_keeps_it_where_delta_widens_the_type(
+    read: Callable[..., list[Any]],
+    delta_session: SparkSession,
+    mysql_database: Database,
+    tmp_path: Path,
+    settings: dict[str, Any],
+) -> None:
+    """By the statements that docs/delta.md has for it."""
+    database = mysql_database
+    job = mirror_of_numbers(database, tmp_path, **settings)
+    database.execute("DELETE FROM t WHERE id = 2")
+    run_epochs(job)
+    database.execute("ALTER TABLE t MODIFY v BIGINT", "INSERT INTO t VALUES (3, 5000000000)")
+    with pytest.raises(TablesParkedError, match="has v as int, not as bigint"):
+        run_epochs(job)
+    text = (ROOT / "docs" / "delta.md").read_text()
+    statements = re.findall(
+        r"^ALTER TABLE delta\.`/lake/shop.orders` .*(?:TypeWidening|TYPE BIGINT).*;$", text, re.MULTILINE
+    )
+    assert len(statements) == 2
+    for statement in statements:
+        mine = statement.replace("/lake/shop.orders", f"{tmp_path}/lake/{database.schema}.t").replace("amount", "v")
+        delta_session.sql(mine.rstrip(";"))
+    run_epochs(job)
+    database.execute("UPDATE t SET v = v + 1")
+    run_epochs(job)
+    if "style" in settings:
+        kinds = [kind for n, kind in read(database, "id", "_change_type") if n == 2]
+        assert sorted(kinds) == ["delete", "insert"]
+        held = read(database, "id", "v", "_change_type")
+        assert (3, 5000000001, "update_postimage") in held
+        return
+    assert read(database, "id", "v", "_deleted") == [(1, 2, False), (2, None, True), (3, 5000000001, False)]
 
 
 def session_settings_now(session: SparkSession) -> list[str]:
