@@ -198,7 +198,7 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
         return []  # the copy stays whole
     for column in schema.captured:
         found = find_column(existing, column, dialect)
-        if found is not None and _column_problem(schema, column, found, dialect) is None:
+        if found is not None and _misfit(schema, column, found, dialect) is None:
             continue
         if column.name in schema.key:
             clauses += _widened_key(column, found, dialect)
@@ -213,9 +213,7 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
 def columns_to_make(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[Column]:
     """Returns the columns that a table lacks, or has of a type that does not fit."""
     found = [(column, find_column(existing, column, dialect)) for column in schema.captured]
-    return [
-        column for column, held in found if held is None or _column_problem(schema, column, held, dialect) is not None
-    ]
+    return [column for column, held in found if held is None or _misfit(schema, column, held, dialect) is not None]
 
 
 def key_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[str]:
@@ -249,7 +247,7 @@ def key_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) ->
             if found is None:
                 columns.append(f"ADD COLUMN {dialect.column_definition(column, key=is_key)}")
                 continue
-            fits = _column_problem(schema, column, replace(found, nullable=True), dialect) is None
+            fits = _misfit(schema, column, replace(found, nullable=True), dialect) is None
             if not fits or is_key or same(column.name) in old_key or not found.nullable:
                 columns += dialect.retype_empty(column, found, key=is_key, fits=fits)
         except ValueError:
@@ -272,7 +270,7 @@ def is_replaceable(schema: TableSchema, existing: TargetTable, dialect: Dialect,
     if list(map(dialect.same_column, leading)) != list(map(dialect.same_column, columns)):
         return False
     found = [(column, find_column(existing, column, dialect)) for column in schema.captured]
-    return all(held is None or _column_problem(schema, column, held, dialect) is None for column, held in found)
+    return all(held is None or _misfit(schema, column, held, dialect) is None for column, held in found)
 
 
 def has_independent_rows(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> bool:
@@ -300,7 +298,7 @@ def _key_may_stay(schema: TableSchema, existing: TargetTable, dialect: Dialect) 
         return False
     for column in (schema.column(name) for name in schema.key):
         found = find_column(existing, column, dialect)
-        fits = found is not None and _column_problem(schema, column, found, dialect) is None
+        fits = found is not None and _misfit(schema, column, found, dialect) is None
         if not fits and not _widened_key(column, found, dialect):
             return False
     return True
@@ -339,12 +337,7 @@ def widened_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect
     clauses = []
     for column in schema.captured:
         found = find_column(existing, column, dialect) if column.name in names else None
-        if (
-            found is None
-            or found.generated
-            or not found.nullable
-            or _column_problem(schema, column, found, dialect) is None
-        ):
+        if found is None or found.generated or not found.nullable or _misfit(schema, column, found, dialect) is None:
             continue
         with contextlib.suppress(ValueError):
             clauses.append(dialect.widen_column(column, key=False))
@@ -373,9 +366,17 @@ def _reading_again(table: TableId) -> str:
 
 
 def table_findings(
-    schema: TableSchema, target: TargetName, existing: TargetTable, dialect: Dialect, *, is_owned: bool = False
+    schema: TableSchema,
+    target: TargetName,
+    existing: TargetTable,
+    dialect: Dialect,
+    *,
+    is_owned: bool = False,
+    is_new: bool = False,
 ) -> Iterator[Finding]:
-    """Yields everything in an existing table that could change, refuse or lose a value. `is_owned`: it is the job's copy."""
+    """Yields everything in an existing table that could change, refuse or lose a value. `is_owned`: it is the job's copy.
+    `is_new`: no job has written it. A copy that has been written, and lacks characters, goes on until one of them comes, which
+    the server refuses: perhaps none does."""
     table = schema.table
     let_job_create = _LET_JOB_CREATE
     if is_owned:
@@ -416,7 +417,8 @@ def table_findings(
         if found is None and (never := _no_column(schema, column, dialect)) is not None:
             yield Finding(table, never, without_column(schema, column.name))
             continue
-        problem = "is missing" if found is None else _column_problem(schema, column, found, dialect)
+        look = _misfit if is_new else _column_problem
+        problem = "is missing" if found is None else look(schema, column, found, dialect)
         if problem is None:
             continue
         if is_owned and _is_adapted(schema, column, existing, dialect):
@@ -447,6 +449,11 @@ def _has_key(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> bo
 def find_column(existing: TargetTable, column: Column, dialect: Dialect) -> TargetColumn | None:
     name = dialect.same_column(column.name)
     return next((found for found in existing.columns if dialect.same_column(found.name) == name), None)
+
+
+def _misfit(schema: TableSchema, column: Column, found: TargetColumn, dialect: Dialect) -> str | None:
+    """Returns why a column is not as it must be in a table that the job begins to write, None if it is."""
+    return _column_problem(schema, column, found, dialect) or dialect.charset_problem(column, found)
 
 
 def _column_problem(schema: TableSchema, column: Column, found: TargetColumn, dialect: Dialect) -> str | None:

@@ -173,7 +173,8 @@ class MirrorSink:
                 yield from type_findings(extended, session.dialect)
             else:
                 is_owned = owner is not None and job is not None and owner.job.uuid == job.uuid
-                yield from table_findings(extended, target, existing, session.dialect, is_owned=is_owned)
+                is_new = owner is None
+                yield from table_findings(extended, target, existing, session.dialect, is_owned=is_owned, is_new=is_new)
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
         with contextlib.closing(self.connect()) as session:

@@ -162,6 +162,9 @@ class Dialect(Protocol):
     def key_problem(self, column: Column, existing: TargetColumn) -> str | None:
         """Returns why the existing key column compares values as equal that differ in the source, None if it does not."""
 
+    def charset_problem(self, column: Column, existing: TargetColumn) -> str | None:
+        """Returns why the existing column lacks characters that the source's column can have, None if it has all."""
+
     def value_range(self, column: Column) -> ValueRange:
         """Returns the source column's value range. Raises ValueError for an unknown type."""
 

@@ -270,6 +270,28 @@ class MySqlDialect:
             return None
         return f"its collation {existing.collation} treats texts as equal that the source tells apart"
 
+    def charset_problem(self, column: Column, existing: TargetColumn) -> str | None:
+        charset = self.charset_of_collation.get(existing.collation or "")
+        needed = None if isinstance(existing.value_range, Labels) else self._charset_needed(column)
+        if charset is None or needed is None or _has_characters(charset, needed):
+            return None
+        return f"is in the character set {charset}, which lacks characters that the source's column can have"
+
+    def _charset_needed(self, column: Column) -> str | None:
+        """Returns the character set whose characters the source's column can have, None if it has no text of its own."""
+        is_of_mysql = has_mysql_type(column, self.source_kind)
+        match mysql_value_range(column.source_type) if is_of_mysql else canonical_value_range(column):
+            case Labels(labels) if all(map(str.isascii, labels)):
+                return "ascii"
+            case Text() | Labels():
+                return column.charset or ("ascii" if _is_mask(column) else "utf8mb4")
+            case FormattedText("json") | EnumOfPostgres() | Citext():
+                return "utf8mb4"
+            case PostgresType(name) if any(part in name for part in ("json", "text", "char", "tsvector", "tsquery")):
+                return "utf8mb4"
+            case _:
+                return None
+
     def _canonical_type(self, column: Column, *, key: bool) -> str:
         kind = arrow_type_of(column.arrow_type)
         if pa.types.is_boolean(kind):
@@ -281,8 +303,7 @@ class MySqlDialect:
         if pa.types.is_floating(kind):
             return "float" if kind.bit_width == 32 else "double"
         if pa.types.is_string(kind):
-            short = column.made and column.source_type.startswith("character varying")  # a mask
-            text = f"varchar({self._key_characters(column)})" if key or short else "longtext"
+            text = f"varchar({self._key_characters(column)})" if key or _is_mask(column) else "longtext"
             return text + self._binary_collation("utf8mb4", padded=False)
         if pa.types.is_binary(kind):
             if key:
@@ -307,6 +328,22 @@ class MySqlDialect:
                     f"a key of text that may be longer than {_KEY_CHARACTERS} characters would need a prefix, and "
                     "a prefix doesn't tell rows apart"
                 )
+
+
+def _is_mask(column: Column) -> bool:
+    return column.made and column.source_type.startswith("character varying")
+
+
+_ALL_CHARACTERS = frozenset({"utf8mb4", "utf16", "utf16le", "utf32", "gb18030"})
+_CHARACTERS_OF_UTF8MB3 = frozenset({"utf8mb3", "utf8", "ucs2"})
+"""Those of Unicode up to U+FFFF. All character sets of MySQL and MariaDB but those above have no others."""
+
+
+def _has_characters(charset: str, needed: str) -> bool:
+    """True if a character set certainly has all characters of the other one."""
+    if charset == needed or charset in _ALL_CHARACTERS or needed == "ascii":
+        return True
+    return charset in _CHARACTERS_OF_UTF8MB3 and needed not in _ALL_CHARACTERS
 
 
 def _labels_meet(value_range: ValueRange, column: Column) -> bool:

@@ -185,6 +185,10 @@ class PostgresDialect:
             return None
         return f"its collation {existing.collation} is nondeterministic: it treats texts as equal that differ"
 
+    def charset_problem(self, column: Column, existing: TargetColumn) -> str | None:
+        """A database has one character set for all columns."""
+        return None
+
 
 def postgres_value_range(type_name: str, modifier: int) -> ValueRange | None:
     """Returns the value range for a pg_type's name and a column's atttypmod; None for a type that Tidemark does not write.
