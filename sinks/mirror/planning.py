@@ -210,6 +210,12 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
     return clauses
 
 
+def compares_otherwise(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> bool:
+    """True if rows that the copy has may have keys that are equal once `adapting_clauses` have changed how the key compares."""
+    found = [(column, find_column(existing, column, dialect)) for column in map(schema.column, schema.key)]
+    return any(held is not None and dialect.key_problem(column, held) is not None for column, held in found)
+
+
 def columns_to_make(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[Column]:
     """Returns the columns that a table lacks, or has of a type that does not fit."""
     found = [(column, find_column(existing, column, dialect)) for column in schema.captured]

@@ -28,6 +28,7 @@ from tidemark.sinks.mirror.planning import (
     added_columns,
     columns_to_drop,
     columns_to_make,
+    compares_otherwise,
     find_column,
     is_replaceable,
     key_clauses,
@@ -260,8 +261,8 @@ class MirrorSink:
             )
 
     def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
-        """Creates copies that were dropped, adds columns, and replaces those of another type. A copy whose key is another one
-        is emptied and gets the source's, unless it keeps deleted rows. Leaves other jobs' tables alone."""
+        """Creates copies that were dropped, adds columns, and replaces those of another type. A copy whose key is another one,
+        or compares otherwise, is emptied and gets the source's, unless it keeps deleted rows. Other jobs' tables stay."""
         with contextlib.closing(self.connect()) as session:
             targets = self._targets(session, schemas)
             owners = session.owners([target for _, target in targets])
@@ -275,12 +276,16 @@ class MirrorSink:
                 if found is not None:
                     with _about(source_schema.table):
                         dialect = session.make_types(target, columns_to_make(schema, found, session.dialect))
-                        if not self.audit.keeps_deleted and (keyed := key_clauses(schema, found, dialect)):
+                        clauses = adapting_clauses(schema, found, dialect)
+                        keyed = key_clauses(schema, found, dialect)
+                        if not keyed and compares_otherwise(schema, found, dialect):
+                            keyed = clauses
+                        if not self.audit.keeps_deleted and keyed:
                             _replace_key(session, target, found, keyed)
                             failpoint("sink.after_key")
                             if session.inspect(target) is not None:
                                 _keep_known(session, target, owner, found)
-                        elif clauses := adapting_clauses(schema, found, dialect):
+                        elif clauses:
                             session.create_table(dialect.alter_table(target, clauses))
                             _keep_known(session, target, owner, found)
                 elif (schema.key or self.appends_keyless) and not any(

@@ -466,3 +466,26 @@ def test_rows_that_somebody_writes_while_the_copy_gets_a_key(
     run_through(job)
     assert_equal(source, source)
     assert key_of(source) == ["code"]
+
+
+@pytest.mark.parametrize("earlier", ["utf8mb4_bin", "utf8mb4_general_ci"])
+def test_a_copy_whose_keys_are_equal_by_the_new_collation_is_emptied_first(
+    earlier: str, mysql_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The source has lost those rows before the job looks again, and the copy has not."""
+    source, target = mysql_database, target_of(mysql_database, request)
+    source.execute(
+        f"CREATE TABLE t (code VARCHAR(20) COLLATE {earlier} PRIMARY KEY, id INT)",
+        "INSERT INTO t VALUES ('ss', 1), ('\u00df', 2), ('b', 3)",
+        "CREATE TABLE other (id INT PRIMARY KEY)",
+        "INSERT INTO other VALUES (1)",
+    )
+    run_epochs(job := job_of(source, target, tmp_path))
+    source.execute(
+        "DELETE FROM t WHERE id = 1",
+        "ALTER TABLE t MODIFY code VARCHAR(20) COLLATE utf8mb4_0900_ai_ci",
+        "INSERT INTO t VALUES ('c', 4)",
+        "UPDATE t SET code = 'B' WHERE id = 3",
+    )
+    run_through(job)
+    assert_equal(source, target, "id, code")
