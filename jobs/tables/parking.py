@@ -682,8 +682,9 @@ def _leaving_by_signals(job: JobFile, state: JobState, seen: Collection[int] | N
 
 
 def stays_unfinished(job: JobFile, checkpoint: Checkpoint, state: JobState) -> bool:
-    """True if there is an unfinished epoch, as `unfinished_epoch` finds it, and the sink has it or may get it. If it provably
-    has nothing of it and never will, the epoch will be read again."""
+    """True if there is an unfinished epoch, as `unfinished_epoch` finds it, and the sink has a part of it or may get it. If it
+    provably has nothing of it and never will, the epoch will be read again. If it has all of it, only the mark was missing, and
+    is made now."""
     epoch = unfinished_epoch(checkpoint)
     if epoch is None:
         return False
@@ -691,8 +692,13 @@ def stays_unfinished(job: JobFile, checkpoint: Checkpoint, state: JobState) -> b
     if not isinstance(sink, ProvesAbsence):
         return True
     owner = checkpoint.take_owner(again=True)  # also what this driver's own tasks write late is refused then
-    if not sink.lacks(JobIdentity(state.job_uuid, state.job_name, owner), epoch):
-        return True
+    identity = JobIdentity(state.job_uuid, state.job_name, owner)
+    if not sink.lacks(identity, epoch):
+        written = sink.written(identity)
+        if written is None or written.log_epoch != epoch:
+            return True
+        checkpoint.mark_committed(epoch)
+        return False
     failpoint("parking.lacks")
     checkpoint.forget_log_report(epoch)
     return False
