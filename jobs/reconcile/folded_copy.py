@@ -38,13 +38,14 @@ _NO_KEYS = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
 @dataclass(slots=True)
 class FoldedCopy:
     """`row_count`: of expected rows. `others`: hashes of the keys of those that may differ, in their order, by the numbers of
-    their ranges. `unlisted`: the least number of rows that may differ, too, and are not known."""
+    their ranges. `unlisted`, `unlisted_surplus`: as in `FoldedBucket`."""
 
     copy: FilesComparison
     hashing: FileHashing
     row_count: int
     others: dict[int, Keys]
     unlisted: int
+    unlisted_surplus: int
     _wanted: Keys = field(default=_NO_KEYS, init=False)
 
     def look_for(self, keys: Collection[Key]) -> None:
@@ -83,8 +84,14 @@ def folded_copy(
         yield from run_tasks(look, NamingKeys(look, hashing.of_keys(), keys), of_files)
 
     copy.take_folded(files, _known(found), read_keys)
-    row_count, unlisted = sum(bucket.row_count for bucket in found), sum(bucket.unlisted for bucket in found)
-    return FoldedCopy(copy, hashing, row_count, _by_ranges(found), unlisted)
+    return FoldedCopy(
+        copy,
+        hashing,
+        sum(bucket.row_count for bucket in found),
+        _by_ranges(found),
+        sum(bucket.unlisted for bucket in found),
+        sum(bucket.unlisted_surplus for bucket in found),
+    )
 
 
 def _groups(files: Sequence[ChangesFile]) -> tuple[list[list[ChangesFile]], int]:

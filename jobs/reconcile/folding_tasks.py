@@ -50,14 +50,16 @@ class Portion:
 @dataclass(frozen=True, slots=True)
 class FoldedBucket:
     """`row_count`: of expected rows. `numbers`, `keys`: of those that the copy may lack or have differently, by their ranges.
-    `held`: what the copy has of their keys, and rows of keys that are not expected. `unlisted`: the least number of others.
-    `is_folded`: False if the bucket could not be compared."""
+    `held`: what the copy has of their keys, and rows of keys that are not expected. `unlisted`: the number of other
+    rows that may differ. `unlisted_surplus`: the least number of other rows that are not expected. `is_folded`: False if the
+    bucket could not be compared."""
 
     row_count: int
     numbers: _Numbers
     keys: Keys
     held: HashedRows
     unlisted: int
+    unlisted_surplus: int
     is_folded: bool = True
 
 
@@ -171,7 +173,7 @@ class FoldingBuckets:
         places = places_of(keys, found.keys)
         of_others = found.taken(np.unique(places[places >= 0]))
         return FoldedBucket(
-            len(expected), numbers[listed], keys, together([of_others, surplus]), len(others) - len(listed) + more
+            len(expected), numbers[listed], keys, together([of_others, surplus]), len(others) - len(listed), more
         )
 
 

@@ -256,7 +256,7 @@ class TableComparison:
         """Looks once more at rows that may differ, after tasks have compared all."""
         self._keeps_keys |= keeps_keys
         self._look = replace(self._look, is_folded=True)
-        self.result.behind += folded.unlisted
+        self.result.behind += folded.unlisted + (0 if self._keeps_surplus else folded.unlisted_surplus)
         yield RangeLook(self._ranges[-1].number, folded.row_count, [])
         for look in self._looks_in_tasks(replace(looks, table=self._look), self._ranges, keeps_keys=keeps_keys):
             yield replace(look, row_count=0)

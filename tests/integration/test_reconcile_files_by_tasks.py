@@ -27,7 +27,7 @@ from tests.support.room import files_of_at_most
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.commands.reconcile import reconcile
-from tidemark.jobs.reconcile import table_comparison
+from tidemark.jobs.reconcile import folded_copy, table_comparison
 from tidemark.jobs.reconcile.range_looks import TableLook
 from tidemark.jobs.reconcile.ranges import Range
 from tidemark.jobs.reconcile.table_comparison import EVERYWHERE
@@ -177,6 +177,22 @@ def test_rows_that_may_differ_are_judged_now_and_then(
     monkeypatch.setattr(table_comparison, "MAX_SUSPECTS", 1)
     (result,) = compared_by_tasks(job).values()
     assert {kind: len(keys) for kind, keys in found_keys(result).items()} == {"different": 30, "missing": 30}
+
+
+def test_rows_that_a_truncate_has_left_are_no_differences_however_many_they_are(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_parts(mysql_database, 300)
+    job = files_job_of(mysql_database, tmp_path)
+    run_epochs(job)
+    mysql_database.execute("TRUNCATE parts", "INSERT INTO parts VALUES ('new', 1, 1), ('newer', 1, 1)")
+    path = str(tmp_path / "copy")
+    ignores = {"type": "files", "path": path, "on_schema_change": {"truncate": "ignore"}}
+    job = files_job_of(mysql_database, tmp_path, sink=ignores)
+    run_epochs(job)
+    monkeypatch.setattr(folded_copy, "MAX_OTHERS", 20)
+    (result,) = compared_by_tasks(job).values()
+    assert (result.differences, result.behind, result.kept, result.skipped) == (0, 0, 20, None)
 
 
 @pytest.mark.parametrize("trouble", ["merged", "removed"])

@@ -161,7 +161,7 @@ def test_tasks_find_what_differs(
                 assert isinstance(copy, FilesComparison)
                 folded = folded_copy(cast(Any, source), copy, source.ranges, in_tasks, in_buckets)
                 assert folded is not None
-                assert (folded.row_count, folded.unlisted) == (len(expected), 0)
+                assert (folded.row_count, folded.unlisted, folded.unlisted_surplus) == (len(expected), 0, 0)
                 write(Path(name), schema, later, file_format, first_epoch=len(files) + 1)
                 assert found(source, copy, folded, is_first=True) == differences
             wanted = [key for _, key, _ in differences]
@@ -183,7 +183,8 @@ def test_more_rows_than_are_taken_are_counted(tmp_path: Path, monkeypatch: pytes
         assert folded is not None
         listed = sum(len(keys[0]) for keys in folded.others.values())
         assert listed == 6
-        assert folded.unlisted >= 25 + 50 - 6  # different and missing ones
+        assert folded.unlisted == 25 + 50 - 6  # different and missing ones
+        assert folded.unlisted_surplus == 3  # at least one in each bucket
         assert len(copy.surplus_of_all(100)) >= 6
         assert all(kind != "surplus" or key for kind, key, _ in kinds_of(copy.surplus_of_all(100)))
 
