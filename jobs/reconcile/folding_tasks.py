@@ -24,7 +24,7 @@ from tidemark.jobs.reconcile.ranges import Range
 from tidemark.sinks.files.hashing import ChangesFile, FileHashing
 from tidemark.sinks.folded.hashed_rows import HashedRows, hashes_of_keys, together
 from tidemark.sinks.folded.hashing import key_names, require_alike, with_key
-from tidemark.sinks.folded.rows_by_key import RowsByKey, SeenKeys, ValuesLeftOutError, hashed_changes, places_of
+from tidemark.sinks.folded.rows_by_key import RowsByKey, ValuesLeftOutError, hashed_changes, places_of
 from tidemark.state.table import TableSchema
 
 ROWS_AT_ONCE = 1 << 20
@@ -88,7 +88,7 @@ class HashingFiles:
             anchor = Anchor(self.look.job)
             for each in ranges:
                 for batch in self.look.expected(each, reader, anchor.position()).to_batches():
-                    rows = self.hashing.by_key(self.hashing.expected(batch))
+                    rows = self.hashing.by_key(self.hashing.expected(batch)).without_places()
                     yield Portion(rows, np.full(len(rows), each.number, np.int32))
 
     def _held(self, files: Sequence[ChangesFile]) -> Iterator[Portion]:
@@ -160,21 +160,27 @@ class FoldingBuckets:
             yield replace(self._compared(rows, np.concatenate(numbers), held), is_folded=is_folded)
 
     def _compared(self, expected: HashedRows, numbers: _Numbers, held: RowsByKey) -> FoldedBucket:
-        found = held.among(expected)
-        others = np.flatnonzero(~_are_same(expected, found))
-        surplus, more = held.nothing(), 0
-        if self.finds_surplus:
-            seen = SeenKeys(held)
-            seen.add(expected.keys)
-            surplus = held.others(seen, self.max_rows + 1)
-            more, surplus = max(0, len(surplus) - self.max_rows), surplus.part(0, self.max_rows)
+        base, order = held.base, np.argsort(expected.keys[0])  # rows in this order are looked up in a third of the time
+        places = np.full(len(expected), -1, np.int64)
+        places[order] = places_of(tuple(column[order] for column in expected.keys), base.keys)
+        others = np.flatnonzero(~_are_same(expected, base, places))
         listed = others[: self.max_rows]
-        keys = tuple(column[listed] for column in expected.keys)
-        places = places_of(keys, found.keys)
-        of_others = found.taken(np.unique(places[places >= 0]))
+        of_others = np.unique(places[listed])
+        surplus = self._surplus(base, places) if self.finds_surplus else others[:0]
         return FoldedBucket(
-            len(expected), numbers[listed], keys, together([of_others, surplus]), len(others) - len(listed), more
+            len(expected),
+            numbers[listed],
+            tuple(column[listed] for column in expected.keys),
+            base.taken(np.concatenate([of_others[of_others >= 0], surplus[: self.max_rows]])),
+            len(others) - len(listed),
+            max(0, len(surplus) - self.max_rows),
         )
+
+    def _surplus(self, base: HashedRows, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns places of rows that are not expected, one more than `max_rows` at most."""
+        others = ~base.gone
+        others[places[places >= 0]] = False
+        return np.flatnonzero(others)[: self.max_rows + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +206,14 @@ class NamingKeys:
                         yield keys.take(found[first])
 
 
-def _are_same(expected: HashedRows, held: HashedRows) -> npt.NDArray[np.bool_]:
-    """Returns which rows are held with the same values. `held`: each key once, in their order."""
-    places = places_of(expected.keys, held.keys)
+def _are_same(expected: HashedRows, base: HashedRows, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Returns which rows are held with the same values. `places`: of their keys in `base`, -1 for none."""
     same = places >= 0
-    if len(held):
-        rows = np.maximum(places, 0)
-        for one, other in zip(expected.hashes, held.hashes, strict=True):
-            same &= one == other[rows]
+    rows = places[same]
+    equal = ~base.gone[rows]
+    for one, other in zip(expected.hashes, base.hashes, strict=True):
+        equal &= one[same] == other[rows]
+    same[same] = equal
     return same
 
 

@@ -129,6 +129,11 @@ class HashedRows:
             tuple(column[rows] for column in self.hashes),
         )
 
+    def without_places(self) -> "HashedRows":
+        """Returns the rows in fewer bytes."""
+        none = np.zeros(len(self), np.int8)
+        return replace(self, version=none, seq=none)
+
     def part(self, start: int, end: int) -> "HashedRows":
         """Returns rows by their numbers, without copying them."""
         return HashedRows(
