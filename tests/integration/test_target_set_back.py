@@ -20,7 +20,7 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.recovery.rollback import roll_back
-from tidemark.state.checkpoint.layout import Checkpoint, plan_file
+from tidemark.state.checkpoint.layout import PLANS_FOLDER, Checkpoint, plan_file
 from tidemark.state.errors import CheckpointError, JobHeldError, SinkError
 
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(90)]
@@ -600,6 +600,7 @@ def test_a_power_cut_while_a_plan_is_written_loses_nothing(job: Path, source: Da
     assert run_epochs(job, notes=notes) == ["stream"]
     assert [facts["text"] for event, facts in notes.found if event == "warning"][-1].startswith("A power cut")
     assert_complete(target, source, job)
-    (job.parent / "checkpoint" / plan_file(newest + 1)).write_bytes(b"")
-    with pytest.raises(CheckpointError, match="is damaged"):
+    planned_again = max((job.parent / "checkpoint" / PLANS_FOLDER).iterdir())
+    planned_again.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=f"{planned_again.name} is damaged"):
         run_epochs(job)
