@@ -87,12 +87,15 @@ class FileHashing:
     def changes_of(self, files: Iterable[ChangesFile]) -> Iterator[pa.Table]:
         """Yields the changes of files, maybe some of them twice, and others: a file may have been merged meanwhile. Raises
         SinkError."""
+        read = set[Path]()
         for file in files:
             paths: Sequence[Path] = [file.path]
             for attempt in range(ATTEMPTS):
                 try:
                     for path in paths:
-                        yield from self.changes_in(path)
+                        if path not in read:  # many of the files may have become one
+                            yield from self.changes_in(path)
+                            read.add(path)
                     break
                 except (FileNotFoundError, SinkError) as error:
                     if isinstance(error, SinkError) and all(path.exists() for path in paths):

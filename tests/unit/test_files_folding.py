@@ -9,6 +9,7 @@ import pytest
 
 from tidemark.sinks.comparing import Pair
 from tidemark.sinks.files.folding import Folding
+from tidemark.sinks.files.hashing import ChangesFile
 from tidemark.sinks.files.part import open_table_file
 from tidemark.sinks.folded.comparing import FoldedComparison
 from tidemark.sinks.folded.state import FoldedState
@@ -110,6 +111,13 @@ def test_files_that_are_merged_while_they_are_read_are_read_in_the_merged_file(
 
     monkeypatch.setattr(Folding, "load", merging)
     assert differing(folding, NOW) == []
+
+
+def test_a_file_that_many_were_merged_into_is_read_once_for_all_of_them(folding: Folding) -> None:
+    write(folding.copy_folder, "e0000000002-e0000000004-log.parquet", FIRST, SECOND, THIRD)
+    gone = [ChangesFile(folding.copy_folder / f"e{epoch:010d}-log.parquet", (epoch, epoch)) for epoch in (2, 3, 4)]
+    changes = list(folding.hashing.changes_of(gone))
+    assert sum(each.num_rows for each in changes) == len(FIRST + SECOND + THIRD)
 
 
 def test_a_damaged_file_is_named(folding: Folding) -> None:
