@@ -111,7 +111,8 @@ def _groups(files: Sequence[ChangesFile]) -> tuple[list[list[ChangesFile]], int]
 
 
 def _known(found: Sequence[FoldedBucket]) -> HashedRows:
-    """Returns what the copy has of all keys that may differ. A key that it lacks is one whose row is gone, since ever."""
+    """Returns the last changes that the copy has of all keys that may differ. A key of which it has none is one whose row is
+    gone, since ever."""
     held = together([bucket.held for bucket in found])
     keys = tuple(np.concatenate(columns) for columns in zip(*(bucket.keys for bucket in found), strict=True))
     base = held.newest()

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.property.test_files_by_ranges import (
+    DELETE,
     INSERT,
     OTHER_SCHEMAS,
     SCHEMAS,
@@ -127,6 +128,12 @@ def _cases() -> list[Any]:
     later=[File(False, (Change(UPDATE, 1, 2), Change(UPDATE, 3, 2), Change(UPDATE, 9, 2)))],
     changes={2: 3},
     ends=[2],
+)
+@example(  # what a key had before its row was deleted counts later, as if the command had read it
+    files=[File(True, (Change(INSERT, 0, 1), Change(INSERT, 4, 1))), File(False, (Change(DELETE, 0, 0),))],
+    later=[File(False, (Change(UPDATE, 0, 1, True),))],
+    changes={},
+    ends=[],
 )
 def test_tasks_find_what_differs(
     kind: str,
