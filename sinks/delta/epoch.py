@@ -96,6 +96,11 @@ class EpochWriter:
     audit: AuditColumns = NO_AUDIT
     seen: SeenCopies = field(default_factory=SeenCopies)
 
+    @property
+    def _keeps_rows(self) -> bool:
+        """True if a copy has rows that can't be read again."""
+        return self.style == "changelog" or self.audit.keeps_deleted
+
     def write(self, batch: DataFrame) -> list[PartEnd]:
         """Writes `batch`, a whole epoch as rows of TRANSPORT. It is persisted meanwhile, because each table reads it again."""
         view = f"{_EPOCH_VIEW}_{self.job.uuid.replace('-', '')}"
@@ -138,10 +143,9 @@ class EpochWriter:
         table = found.table
         schema = self.schemas[table, found.schema_version]
         location = self.lake.location_of(table)
-        keeps_rows = self.style == "changelog" or self.audit.keeps_deleted
-        replaces = found.truncates and (table in self.emptied or not keeps_rows)
+        replaces = found.truncates and (table in self.emptied or not self._keeps_rows)
         settings = {
-            _APPLICATION: _application(self.job, table),
+            _APPLICATION: application(self.job, table),
             _VERSION: str(found.epoch),
             # Spark writes an instant of a partition as a local time, which two instants have when summer ends.
             "spark.sql.session.timeZone": "UTC",
@@ -199,10 +203,10 @@ class EpochWriter:
 
     def _columns_to_be(self, session: SparkSession, location: Location, schema: TableSchema) -> StructType | None:
         """Returns the columns, of the source's types, that the commit gives the copy, None if it has them. Raises
-        CopySetBackError if the copy has had them before."""
+        CopySetBackError if the copy has had them before, or has rows that can't be read again."""
         columns = _columns_of(session, location, schema.table)
         others = list(other_types(self.audit.extended(schema), columns, self.style))
-        if others and not self.is_to_be_read(location, schema):
+        if others and (self._keeps_rows or not self.is_to_be_read(location, schema)):
             raise _of_other_types(location, others, schema.table)
         return with_types_of(self.audit.extended(schema), columns, self.style) if others else None
 
@@ -223,7 +227,7 @@ class EpochWriter:
             return
         if head.version == before.version + 1 and not head.may_lack_epochs:
             folder = self.lake.log_folder(location)
-            self.seen.commit(table, head.version, folder, _application(self.job, table), found.epoch)
+            self.seen.commit(table, head.version, folder, application(self.job, table), found.epoch)
         else:
             self.seen.forget(table)
             _require_not_set_back(session, location, table)
@@ -314,7 +318,8 @@ def _tried_again(write: Callable[[], Written]) -> Written:
     return write()
 
 
-def _application(job: JobIdentity, table: TableId) -> str:
+def application(job: JobIdentity, table: TableId) -> str:
+    """Returns Delta's application id of the job's commits to a table's copy. Their versions are the epochs."""
     return f"tidemark/{job.uuid}/{table}"
 
 

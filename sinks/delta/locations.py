@@ -398,6 +398,19 @@ def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
     return None if last is None else replace(last, newest=commits[0]["version"] if commits else 0)
 
 
+def last_transaction(session: SparkSession, location: Location, application: str) -> int | None:
+    """Returns the newest version of an application's transactions, which Delta keeps longer than the commits. None if the
+    table has none, or if that is not known. Reads the table's newest checkpoint."""
+    with spark_errors(location):
+        try:
+            found = _loaded(session, location).update().transactions().get(application)
+            return int(found.get()) if found.isDefined() else None
+        except Py4JJavaError:
+            raise
+        except Py4JError:  # there is no such method
+            return None
+
+
 def current_version(session: SparkSession, location: Location) -> int:
     """Returns the table's newest version. Runs no Spark job."""
     (newest,) = _commits(session, location, " LIMIT 1")

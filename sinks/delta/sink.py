@@ -20,7 +20,7 @@ from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.delta.comparing import Reading, comparable_table, keys_in_table
-from tidemark.sinks.delta.epoch import EpochWriter
+from tidemark.sinks.delta.epoch import EpochWriter, application
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.local_log import read_log
 from tidemark.sinks.delta.locations import (
@@ -32,6 +32,7 @@ from tidemark.sinks.delta.locations import (
     files_set_back,
     lake_of,
     last_epoch,
+    last_transaction,
     quoted,
     require_not_set_back,
 )
@@ -261,8 +262,10 @@ class DeltaSink:
         version = next((known.version for known in state.schemas if known.table == schema.table), None)
         if back is None or version != schema.version:
             return False
-        last = last_epoch(self._session(), location)
-        return last is not None and last.epoch <= back.after_epoch
+        session, job = self._session(), JobIdentity(state.job_uuid, state.job_name)
+        last = last_epoch(session, location)
+        written = last_transaction(session, location, application(job, schema.table)) if last is None else last.epoch
+        return written is not None and written <= back.after_epoch
 
     def _own(self, job: JobIdentity, schema: TableSchema) -> Found | None:
         """Returns the job's own copy. None if there is none."""

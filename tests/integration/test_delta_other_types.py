@@ -13,19 +13,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 
 from tests.support.change_parts import INSERT, TRUNCATE, UPDATE, column, log_part, replacing_part, snapshot_part
-from tests.support.delta import Held, wait_for, write_epochs
+from tests.support.delta import Held, newest_version, wait_for, write_epochs
 from tidemark.conf.tables import TableName
+from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.delta import epoch as delta_epoch
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.epoch_rows import StagedRows
-from tidemark.sinks.delta.locations import FolderLake
+from tidemark.sinks.delta.locations import FolderLake, last_epoch
 from tidemark.sinks.delta.sink import DeltaSink
+from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.sink import JobIdentity, SinkBusyError
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import CopySetBackError, SinkError
 from tidemark.state.integer_range import IntegerRange
-from tidemark.state.job_state import JobState, Left
+from tidemark.state.job_state import JobState, Joined, Left
 from tidemark.state.key_order import INTEGERS
 from tidemark.state.position import BinlogPosition
 from tidemark.state.table import TableId, TableSchema
@@ -75,9 +77,15 @@ class Copy:
 
     def leave(self) -> None:
         """The table leaves the job, so that all of its rows are to be read again."""
-        start, checkpoint = BinlogPosition("b.000001", 4), Checkpoint("", self.sink.checkpoint)
-        state = JobState(JOB.uuid, JOB.name, "full+incremental", "server", start, (), 1, (T,), ())
-        checkpoint.create_left(checkpoint.create_job_state(state), (Left(T.table, 1),))
+        leave(self.sink)
+
+    def come_back(self) -> None:
+        """The table joins again after epoch 1."""
+        checkpoint = Checkpoint("", self.sink.checkpoint)
+        state, start = checkpoint.job_state(), BinlogPosition("b.000001", 9)
+        assert state is not None
+        back = Joined(start, (WIDER,), (), back=(T.table,), left_files=1, after_epoch=1, replaced=(T.table,))
+        checkpoint.create_joined(state, back)
 
     def read_again(self, rows: list[tuple[Any, ...]], end: int | None = None) -> None:
         """Writes the rows of all keys below `end`, as the next epoch."""
@@ -101,6 +109,12 @@ class Copy:
 
     def write(self, epoch: int, *changes: Any) -> None:
         write_epochs(self.sink, JOB, log_part(epoch, *((T, [change]) for change in changes)), SCHEMAS)
+
+
+def leave(sink: DeltaSink) -> None:
+    start, checkpoint = BinlogPosition("b.000001", 4), Checkpoint("", sink.checkpoint)
+    state = JobState(JOB.uuid, JOB.name, "full+incremental", "server", start, (), 1, (T,), ())
+    checkpoint.create_left(checkpoint.create_job_state(state), (Left(T.table, 1),))
 
 
 @pytest.fixture
@@ -223,6 +237,46 @@ def test_a_whole_commit_after_somebody_gave_the_copy_other_types(
     with pytest.raises(CopySetBackError, match="has a-b as int, not as string") as caught:
         held.write(2, (TRUNCATE, [None] * 4), (INSERT, (1, 1, "007", "y")))
     assert caught.value.table == T.table
+
+
+def test_it_gets_its_types_though_its_log_has_no_epoch_any_more(copy: Callable[..., Copy]) -> None:
+    """Delta removes commits that are older than 30 days when others, such as those of VACUUM, make a checkpoint."""
+    held = copy()
+    held.sql(f"ALTER TABLE {held.location.relation} SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    log, newest = Path(held.location.text, "_delta_log"), newest_version(Path(held.location.text))
+    for file in [file for file in log.iterdir() if file.name.lstrip(".")[:20].isdigit()]:
+        if int(file.name.lstrip(".")[:20]) < newest:
+            file.unlink()
+    jvm: Any = held.session._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    assert last_epoch(held.session, held.location) is None
+    held.leave()
+    held.come_back()
+    assert not any(finding.is_problem for finding in held.sink.check([WIDER], JOB))
+    assert held.is_replaceable()
+    held.read_again([(1, 2**40, "x", "y")])
+    assert (held.rows("id", "v"), held.type_of("v")) == ([(1, 2**40)], "bigint")
+
+
+@pytest.mark.parametrize("style", ["changelog", pytest.param("mirror", marks=pytest.mark.every_server)])
+def test_a_copy_with_a_history_keeps_it_though_somebody_gives_it_other_types(
+    delta_session: SparkSession, tmp_path: Path, style: Style
+) -> None:
+    """After the check of a table that comes back, and before the TRUNCATE that precedes its rows. `mirror`: one that keeps
+    deleted rows."""
+    audit = AuditColumns(deleted="gone") if style == "mirror" else NO_AUDIT
+    store = LocalStore(str(tmp_path / "checkpoint"))
+    sink = DeltaSink(FolderLake(str(tmp_path)), style, {}, store, lambda: delta_session, audit=audit)
+    sink.prepare(JOB, [T])
+    write_epochs(sink, JOB, snapshot_part(1, 1, T, [(1, 1, "x", "y")]), SCHEMAS)
+    leave(sink)
+    relation = sink.lake.location_of(T.table).relation
+    rows = delta_session.table(relation).withColumn("v", lit(1).cast("smallint"))
+    rows.writeTo(relation).option("overwriteSchema", "true").overwrite(lit(True))
+    emptied = log_part(3, (T, [(TRUNCATE, [None] * 4)]))
+    with pytest.raises(CopySetBackError, match="has v as smallint, not as int"):
+        write_epochs(sink, JOB, emptied, SCHEMAS, emptied=[T.table])
+    assert [row["id"] for row in delta_session.table(relation).collect()] == [1]
 
 
 def test_a_copy_that_loses_the_partitions_of_its_key_while_a_run_writes_it(
