@@ -288,7 +288,8 @@ def _waits_for_tables(
     if not is_due(waiting, present_us()):
         tell_parked(job, state, events)
         until = time_text(min(comes_back_at_us(left, trouble.looked_at_us) for left in waiting))
-        text = f"{error.message} The job waits until {until} UTC, for a new table, or for a signal. {log_of_slot(job)}"
+        news = ", for a new table," if job.source.discover_seconds else ""
+        text = f"{error.message} The job waits until {until} UTC{news} or for a signal. {log_of_slot(job)}"
         events.note("waiting", text=text.rstrip())
     known = known_tables(job, state, trouble.looked_at_us)
     while not (is_due(waiting, present_us()) or open_signals(checkpoint) - trouble.signals):
