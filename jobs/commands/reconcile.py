@@ -130,6 +130,13 @@ def _raise_unless_equal(results: Sequence[TableResult], *, repair: bool) -> None
             else f"To read a table again: tidemark reconcile JOB.yaml --repair, or tidemark signal JOB.yaml resnapshot --table "
             f"{in_shell(first)}.",
         )
+    crowded = next((result for result in results if result.unlisted), None)
+    if crowded is not None:
+        raise DifferencesError(
+            f"{crowded.unlisted} rows of {_name(crowded)} were not judged: too many others differ, or changed while the table "
+            "was read. Fewer do if fewer changes come meanwhile, or if more executors read it in less time.",
+            "Compare again later.",
+        )
     if any(result.behind for result in results):
         count = sum(result.behind for result in results)
         raise DifferencesError(
@@ -203,8 +210,10 @@ def _note(result: TableResult) -> str:
         notes.append(f"not compared: {result.skipped}")
     if result.cut:
         notes.append(f"more than {MAX_DIFFERENCES:,} differences: not compared to its end")
-    if result.behind:
-        notes.append(f"{result.behind:,} not judged: the job has not come that far")
+    if result.unlisted:
+        notes.append(f"{result.unlisted:,} not judged: too many others differ, or changed meanwhile")
+    if result.behind > result.unlisted:
+        notes.append(f"{result.behind - result.unlisted:,} not judged: the job has not come that far")
     if result.moving:
         notes.append(f"{result.moving:,} not judged: they changed at every look")
     if not notes and not result.differences:

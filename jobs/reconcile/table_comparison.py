@@ -69,6 +69,8 @@ class TableResult:
     rows: int = 0
     counts: Counter[Verdict] = field(default_factory=Counter)
     behind: int = 0
+    unlisted: int = 0
+    """Those of `behind` that could not be looked at again, because more may differ than are kept in memory."""
     kept: int = 0
     cut: bool = False
     skipped: str | None = None
@@ -256,7 +258,8 @@ class TableComparison:
         """Looks once more at rows that may differ, after tasks have compared all."""
         self._keeps_keys |= keeps_keys
         self._look = replace(self._look, is_folded=True)
-        self.result.behind += folded.unlisted + (0 if self._keeps_surplus else folded.unlisted_surplus)
+        self.result.unlisted = folded.unlisted + (0 if self._keeps_surplus else folded.unlisted_surplus)
+        self.result.behind += self.result.unlisted
         yield RangeLook(self._ranges[-1].number, folded.row_count, [])
         for look in self._looks_in_tasks(replace(looks, table=self._look), self._ranges, keeps_keys=keeps_keys):
             yield replace(look, row_count=0)

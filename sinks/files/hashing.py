@@ -36,6 +36,14 @@ def vanishing(folder: Path, table: TableId) -> SinkError:
     return SinkError(f"Files vanish from {folder}.", "Compare again.", table)
 
 
+def _unshared(folder: Path, table: TableId) -> SinkError:
+    return SinkError(
+        f"Where Spark's tasks run there is no folder {folder}.",
+        "Give a folder on a filesystem that the driver and all executors share.",
+        table,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class FileHashing:
     """Pickled with Spark's tasks."""
@@ -100,6 +108,8 @@ class FileHashing:
                 except (FileNotFoundError, SinkError) as error:
                     if isinstance(error, SinkError) and all(path.exists() for path in paths):
                         raise
+                    if not file.path.parent.is_dir():
+                        raise _unshared(file.path.parent, self.schema.table) from error
                     paths = _merged(file)
                     if not paths or attempt == ATTEMPTS - 1:
                         raise vanishing(file.path.parent, self.schema.table) from error

@@ -26,7 +26,7 @@ from tests.support.reconciling import (
 from tests.support.room import files_of_at_most
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
-from tidemark.jobs.commands.reconcile import reconcile
+from tidemark.jobs.commands.reconcile import _raise_unless_equal, reconcile
 from tidemark.jobs.reconcile import folded_copy, table_comparison
 from tidemark.jobs.reconcile.range_looks import TableLook
 from tidemark.jobs.reconcile.ranges import Range
@@ -193,6 +193,27 @@ def test_rows_that_a_truncate_has_left_are_no_differences_however_many_they_are(
     monkeypatch.setattr(folded_copy, "MAX_OTHERS", 20)
     (result,) = compared_by_tasks(job).values()
     assert (result.differences, result.behind, result.kept, result.skipped) == (0, 0, 20, None)
+
+
+def test_rows_that_tasks_had_no_room_for_are_told(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_parts(mysql_database, 300)
+    job = files_job_of(mysql_database, tmp_path)
+    run_epochs(job)
+    monkeypatch.setattr(folded_copy, "MAX_OTHERS", 20)
+
+    def later(*arguments: Any) -> list[Any]:
+        mysql_database.execute("UPDATE parts SET stars = stars + 1")
+        run_epochs(job)
+        return in_buckets(*arguments)
+
+    (result,) = compared_by_tasks(job, folding=later).values()
+    assert (result.differences, result.skipped) == (0, None)
+    assert result.behind == result.unlisted >= 280
+    with pytest.raises(DifferencesError, match="too many others differ, or changed while") as caught:
+        _raise_unless_equal([result], repair=False)
+    assert caught.value.remedy == "Compare again later."
 
 
 @pytest.mark.parametrize("trouble", ["merged", "removed"])

@@ -125,3 +125,12 @@ def test_a_damaged_file_is_named(folding: Folding) -> None:
     (folding.copy_folder / "e0000000002-log.parquet").write_bytes(b"PAR1 what is this PAR1")
     with pytest.raises(SinkError, match=r"e0000000002-log\.parquet can't be read"):
         folding.refresh()
+
+
+def test_a_task_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "only on the driver"
+    with FoldedState.opened(NOTES, str(folder)) as state:
+        hashing = Folding(state, folder, "parquet").hashing
+        with pytest.raises(SinkError, match="no folder") as caught:
+            list(hashing.changes_of([ChangesFile(folder / "e1-log.parquet", (1, 1))]))
+    assert "all executors share" in caught.value.remedy

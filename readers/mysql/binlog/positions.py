@@ -75,7 +75,7 @@ class LogPositions:
         following = found.file
         try:
             older = gtids.ends().common(self._gtids_before(found.file)).minus(self._gtids_before(files[0]))
-            for file in reversed(files[: files.index(found.file)]):
+            for file in reversed(files[: files.index(found.file)] if found.file in files else []):
                 if not older.intervals or read == MAX_DATED_FILES:
                     break
                 before = self._gtids_before(file)
