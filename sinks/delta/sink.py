@@ -334,8 +334,9 @@ class DeltaSink:
     ) -> None:
         """Raises CopySetBackError for a table that was set back. Raises CheckpointError if the checkpoint was: Delta would skip
         epochs. `as_seen`: copies that Spark need not look at."""
-        planned = max(Checkpoint("", self.checkpoint).plan_epochs(), default=0)
-        written_epochs = _WrittenEpochs(Checkpoint("", self.checkpoint))
+        checkpoint = Checkpoint("", self.checkpoint)
+        planned = max(checkpoint.plan_epochs(), default=0)
+        written_epochs = _WrittenEpochs(checkpoint.with_attempts(checkpoint.attempts()))
         for schema in schemas:
             location, copy = self.lake.location_of(schema.table), as_seen.get(schema.table)
             last = last_epoch(self._session(), location) if copy is None else _last_epoch_of(copy)
