@@ -51,6 +51,7 @@ from tidemark.sinks.delta.tables import (
     changed_fields,
     claim_table,
     create_table,
+    feed_findings,
     folded_name,
     is_replaceable,
     key_findings,
@@ -174,6 +175,8 @@ class DeltaSink:
         """Yields why the copy can't store the rows of the source's table unchanged."""
         extended, later = self.audit.extended(schema), self._with_types_to_be(schema, location, found)
         yield from table_findings(extended, location, later, self.style, self.partition_by)
+        if later is not found:
+            yield from feed_findings(schema, location, found, list(other_types(extended, found.columns, self.style)))
         if self.audit.keeps_deleted:
             yield from key_findings(schema, location, found)
 

@@ -37,6 +37,7 @@ _NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 _MAPPING = "delta.columnMapping.mode"
 _WITHOUT_ZONE = "timestamp_ntz"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
+_FEED = "delta.enableChangeDataFeed"
 _SUFFIXES = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
 _SIZED_TEXT = "__CHAR_VARCHAR_TYPE_STRING"
 """In the metadata of a field, Spark keeps the type CHAR(n) or VARCHAR(n), and tells the type STRING."""
@@ -323,6 +324,22 @@ def table_findings(
     if wanted and wanted != found.partition_columns:
         listed = ", ".join(found.partition_columns) or "nothing"
         yield Finding(schema.table, f"{location} is partitioned by {listed}, not by {', '.join(wanted)}.", remedy)
+
+
+def feed_findings(schema: TableSchema, location: Location, found: Found, others: Collection[str]) -> Iterator[Finding]:
+    """Yields why Delta would refuse the commit of rows that changes the types of the columns `others`. With column mapping, a
+    column of another type is a new one for Delta, and the old one is dropped. A table with a change data feed may not get rows
+    in such a commit (4.4.0)."""
+    has_feed = found.properties.get(_FEED, "").lower() == "true"
+    if has_feed and found.properties.get(_MAPPING, "none") != "none":
+        why = "With change data feed and column mapping it can't get other types."
+        off = f"ALTER TABLE {location.relation} SET TBLPROPERTIES ('{_FEED}' = 'false')"
+        yield Finding(
+            schema.table,
+            f"{location} has {', '.join(others)}. {why}",
+            f"Turn its change data feed off ({off}), and on again once the table's rows have been read. Or delete that table "
+            "and let the job create it.",
+        )
 
 
 def key_findings(schema: TableSchema, location: Location, found: Found) -> Iterator[Finding]:

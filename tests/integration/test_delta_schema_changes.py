@@ -401,14 +401,7 @@ def test_a_copy_with_a_history_keeps_it_where_delta_widens_the_type(
     database.execute("ALTER TABLE t MODIFY v BIGINT", "INSERT INTO t VALUES (3, 5000000000)")
     with pytest.raises(TablesParkedError, match="has v as int, not as bigint"):
         run_epochs(job)
-    text = (ROOT / "docs" / "delta.md").read_text()
-    statements = re.findall(
-        r"^ALTER TABLE delta\.`/lake/shop.orders` .*(?:TypeWidening|TYPE BIGINT).*;$", text, re.MULTILINE
-    )
-    assert len(statements) == 2
-    for statement in statements:
-        mine = statement.replace("/lake/shop.orders", f"{tmp_path}/lake/{database.schema}.t").replace("amount", "v")
-        delta_session.sql(mine.rstrip(";"))
+    widen(delta_session, f"{tmp_path}/lake/{database.schema}.t")
     run_epochs(job)
     database.execute("UPDATE t SET v = v + 1")
     run_epochs(job)
@@ -419,6 +412,66 @@ def test_a_copy_with_a_history_keeps_it_where_delta_widens_the_type(
         assert (3, 5000000001, "update_postimage") in held
         return
     assert read(database, "id", "v", "_deleted") == [(1, 2, False), (2, None, True), (3, 5000000001, False)]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("key", "keeps_feed"),
+    [
+        ("INT", False),
+        pytest.param("VARCHAR(9)", False, marks=pytest.mark.every_server),
+        pytest.param("INT", True, marks=pytest.mark.every_server),
+    ],
+)
+def test_a_copy_with_a_change_data_feed_and_column_mapping_gets_other_types(
+    read: Callable[..., list[Any]],
+    delta_session: SparkSession,
+    mysql_database: Database,
+    tmp_path: Path,
+    key: str,
+    *,
+    keeps_feed: bool,
+) -> None:
+    """Without the feed, as the message says. `keeps_feed`: by the statements for wider types that docs/delta.md has."""
+    database = mysql_database
+    job = mirror_of_numbers(database, tmp_path, key=key)
+    folder = tmp_path / "lake" / f"{database.schema}.t"
+    properties = "'delta.columnMapping.mode' = 'name', 'delta.enableChangeDataFeed' = 'true'"
+    delta_session.sql(f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES ({properties})")
+    before = read(database, "id", "v")
+    database.execute("ALTER TABLE t MODIFY v BIGINT", "INSERT INTO t VALUES (3, 5000000000)")
+    for _ in range(2):  # the second start finds the table parked
+        with pytest.raises(TablesParkedError, match=r"has v as int, not as bigint\. With change data feed") as parked:
+            run_epochs(job)
+        assert read(database, "id", "v") == before
+    found = re.search(r"Turn its change data feed off \((.*?'false'\))\), and on again", str(parked.value))
+    assert found is not None
+    if keeps_feed:
+        widen(delta_session, str(folder))
+    else:
+        delta_session.sql(found[1])
+    run_epochs(job)
+    assert read(database, "id", "v") == rows_of(database, "t", ("id", "v"))
+    if not keeps_feed:
+        delta_session.sql(found[1].replace("'false'", "'true'"))
+    version = newest_version(folder)
+    database.execute("UPDATE t SET v = v + 1 WHERE v > 1")
+    run_epochs(job)
+    assert read(database, "id", "v") == rows_of(database, "t", ("id", "v"))
+    feed = delta_session.read.format("delta").option("readChangeFeed", "true").option("startingVersion", version + 1)
+    changes = feed.load(str(folder)).select("v", "_change_type").collect()
+    assert sorted(map(tuple, changes)) == [(5000000000, "update_preimage"), (5000000001, "update_postimage")]
+
+
+def widen(session: SparkSession, folder: str) -> None:
+    """Runs the statements of docs/delta.md for the column v."""
+    text = (ROOT / "docs" / "delta.md").read_text()
+    statements = re.findall(
+        r"^ALTER TABLE delta\.`/lake/shop.orders` .*(?:TypeWidening|TYPE BIGINT).*;$", text, re.MULTILINE
+    )
+    assert len(statements) == 2
+    for statement in statements:
+        session.sql(statement.replace("/lake/shop.orders", folder).replace("amount", "v").rstrip(";"))
 
 
 def session_settings_now(session: SparkSession) -> list[str]:
