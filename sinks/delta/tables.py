@@ -9,9 +9,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     DataType,
     DateType,
-    IntegralType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     NumericType,
-    StringType,
     StructField,
     StructType,
     TimestampNTZType,
@@ -258,12 +259,12 @@ def changed_fields(before: StructType, after: StructType) -> list[StructField]:
 
 def keeps_values(before: DataType, after: DataType) -> bool:
     """True if a value is the same one in both types, where a cast and the cast back give it again. In others it may be another
-    one all the same: 20260301 as a number is no day in Spark, but one in MySQL."""
-    whole = (IntegralType, StringType)
-    return any(
-        isinstance(before, kinds) and isinstance(after, kinds)
-        for kinds in ((NumericType,), whole, (DateType, TimestampNTZType))
-    )
+    one all the same: 20260301 as a number is no day in Spark, but one in MySQL. As texts, numbers of ZEROFILL have zeros in
+    front. The label '10' of an ENUM becomes its position. A `real` of PostgreSQL becomes the decimal of its six digits."""
+    if isinstance(before, NumericType) and isinstance(after, NumericType):
+        return not (isinstance(before, (FloatType, DoubleType)) and isinstance(after, DecimalType))
+    kinds = (DateType, TimestampNTZType)
+    return isinstance(before, kinds) and isinstance(after, kinds)
 
 
 def _comment(field: StructField) -> dict[str, Any]:
