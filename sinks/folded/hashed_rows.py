@@ -51,7 +51,7 @@ def ordinals(column: pa.Array) -> Ordinals:
 @dataclass(frozen=True, slots=True)
 class HashedRows:
     """`keys`: an array for each column of the key. `hashes`: of the values, and of each column that a change may leave out;
-    there LEFT_OUT stands for a value that is to be taken from the change before."""
+    if a change has left the value out, its hash is LEFT_OUT, and the change before has the value."""
 
     keys: tuple[Ordinals, ...]
     version: _Places

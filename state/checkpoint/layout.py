@@ -16,9 +16,10 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the driver when it finds them in exclude_tables, or parks or pauses them. Never removed.
     altered/…               a table that got, lost or widened columns (Altered).
                             Written by the driver when it finds the change, before the log is read with it. Never removed.
-    again/…                 an epoch of which nothing that was written before counts: it is planned, or its log read, anew
-                            (Again). The record's number is that of the attempt, which the names of what is written then end
-                            with: `plans/e0000000042-0000000003`, `logs/…`, `rereads/…` and `published/e42-p…`.
+    again/…                 an epoch that is begun again (Again): its plan is made, or its log read, once more, and what was
+                            written of it before no longer counts. The record's number is that of the attempt. The names of
+                            what is written from then on end with it: `plans/e0000000042-0000000003`, `logs/…`,
+                            `rereads/…` and `published/e42-p…`.
                             Written by the driver when it finds a torn plan, or may forget what was read. Never removed.
     signals/0000000001      a request to the job (Signal).
                             Written by `tidemark signal` and `reconcile --repair`, or by the driver for a row of the signal
@@ -635,10 +636,10 @@ class Checkpoint:
             self._begin_again(epoch)
 
     def forget_log_report(self, epoch: int) -> None:
-        """Lets nothing count of what attempts at an epoch of the log have left that is not committed, also its report: the
-        epoch will be read anew. The caller has proven that the sink has nothing of it, or knows the tables of it that it has,
-        and that no earlier attempt can write any more. Raises JobHeldError if another driver has taken the job over: the report
-        may be its own."""
+        """Begins an epoch of the log again that is not committed. What earlier attempts have left, also the report, no longer
+        counts. The caller has proven two things: no earlier attempt can write any more, and the sink has nothing of the epoch,
+        or it is known of which tables. Raises JobHeldError if another driver has taken the job over: the report may be its
+        own."""
         self._begin_again(epoch)
 
     def _begin_again(self, epoch: int) -> None:

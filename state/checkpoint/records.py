@@ -19,8 +19,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Nothing counts any more of what attempts at this epoch have written: it is planned, or its log read, anew
-    (docs/adr/0092)."""
+    """This epoch is begun again: its plan is made, or its log read, once more. What earlier attempts at it have written no
+    longer counts (docs/adr/0092)."""
 
     epoch: int
 

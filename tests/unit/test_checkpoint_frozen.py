@@ -130,7 +130,7 @@ def test_what_the_successor_has_left_of_an_attempt_stays(tmp_path: Path) -> None
 
 
 def test_a_report_that_comes_late_does_not_count(tmp_path: Path) -> None:
-    """The frozen driver's tasks have read the epoch. Its successor has it read anew, without a table."""
+    """The frozen driver's tasks have read the epoch. Its successor reads it again, without a table."""
     frozen, successor = drivers(tmp_path, 2)
     frozen.create_job_state(state("one"))
     frozen.take_owner()
