@@ -30,6 +30,8 @@ from tidemark.state.errors import DifferencesError, JobFileError
 from tidemark.state.remedies import in_shell
 from tidemark.state.table import TableId
 
+RUN_MEANWHILE = "Run the job (tidemark run JOB.yaml), and compare while it runs, or after it has caught up."
+
 
 def reconcile(
     job: JobFile,
@@ -101,9 +103,15 @@ def _runs_folding(job: JobFile, sessions: SparkSessions) -> RunsFolding | None:
         return None
 
     def run(
-        look: TableLook, hashing: HashingFiles, work: Sequence[Work], buckets: int, folding: FoldingBuckets
+        look: TableLook,
+        hashing: HashingFiles,
+        work: Sequence[Work],
+        later: Callable[[], Sequence[Work]],
+        buckets: int,
+        folding: FoldingBuckets,
     ) -> list[FoldedBucket]:
-        return sessions.run_by_buckets(work, hashing, buckets, folding, look.job_uuid, _description(job, look))
+        name = _description(job, look)
+        return sessions.run_by_buckets(work, later, hashing, buckets, folding, look.job_uuid, name)
 
     return run
 
@@ -133,15 +141,15 @@ def _raise_unless_equal(results: Sequence[TableResult], *, repair: bool) -> None
     crowded = next((result for result in results if result.unlisted), None)
     if crowded is not None:
         raise DifferencesError(
-            f"{crowded.unlisted} rows of {_name(crowded)} were not judged: too many others differ, or changed while the table "
-            "was read. Fewer do if fewer changes come meanwhile, or if more executors read it in less time.",
-            "Compare again later.",
+            f"{crowded.unlisted} rows of {_name(crowded)} were not judged: too many others differ. Some of them may have "
+            "changed while the table was read, and the job has not come that far, or the table was truncated.",
+            RUN_MEANWHILE,
         )
     if any(result.behind for result in results):
         count = sum(result.behind for result in results)
         raise DifferencesError(
             f"{count} rows differ, but the job has not come that far: they may have changed since.",
-            "Run the job (tidemark run JOB.yaml), and compare while it runs, or after it has caught up.",
+            RUN_MEANWHILE,
         )
     skipped = [result for result in results if result.skipped is not None]
     if skipped and skipped[0].error is not None:
@@ -211,7 +219,7 @@ def _note(result: TableResult) -> str:
     if result.cut:
         notes.append(f"more than {MAX_DIFFERENCES:,} differences: not compared to its end")
     if result.unlisted:
-        notes.append(f"{result.unlisted:,} not judged: too many others differ, or changed meanwhile")
+        notes.append(f"{result.unlisted:,} not judged: too many others differ")
     if result.behind > result.unlisted:
         notes.append(f"{result.behind - result.unlisted:,} not judged: the job has not come that far")
     if result.moving:

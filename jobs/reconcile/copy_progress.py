@@ -74,6 +74,10 @@ class CopyProgress:
         run = last_run(self._checkpoint)
         return run is not None and not state_of(run, time.time_ns() // 1000).is_over
 
+    def version_offset(self) -> int:
+        """Returns what the job adds to positions of the log in `_commit_version`."""
+        return required_state(self._checkpoint, self._job).version_offset()
+
     def committed(self) -> int:
         return self._checkpoint.committed_epoch()
 

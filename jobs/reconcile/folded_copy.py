@@ -6,6 +6,7 @@ So its memory grows with what may differ, not with the table. Tasks read the sou
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,10 @@ from tidemark.jobs.reconcile.tasks import RunsFolding, RunsTasks, dealt
 from tidemark.sinks.comparing import Key
 from tidemark.sinks.files.comparing import FilesComparison
 from tidemark.sinks.files.hashing import ChangesFile, FileHashing
-from tidemark.sinks.folded.hashed_rows import HashedRows, together
+from tidemark.sinks.folded.hashed_rows import HashedRows, gone, together
 from tidemark.sinks.folded.hashing import probe
 from tidemark.sinks.folded.rows_by_key import places_of
+from tidemark.state.position import Position
 
 FILES_OF_A_TASK = 1000
 BYTES_OF_A_TASK = 128 << 20
@@ -33,6 +35,18 @@ MAX_BUCKETS = 8192
 MAX_OTHERS = 2 << 20
 """So many rows that may differ are taken, and so many that only the copy has. Of others nothing is known."""
 _NO_KEYS = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+
+
+class CopiedLog(Protocol):
+    """The source's log, which the job follows. `version_offset`: as in `JobState`."""
+
+    @property
+    def version_offset(self) -> int: ...
+
+    def end(self) -> Position: ...
+
+    def wait(self) -> None:
+        """Returns once the copy has the log up to its end of now, or the job commits nothing any more."""
 
 
 @dataclass(slots=True)
@@ -64,18 +78,34 @@ class FoldedCopy:
 
 
 def folded_copy(
-    look: TableLook, copy: FilesComparison, ranges: Sequence[Range], run_tasks: RunsTasks, run_folding: RunsFolding
+    look: TableLook,
+    copy: FilesComparison,
+    ranges: Sequence[Range],
+    run_tasks: RunsTasks,
+    run_folding: RunsFolding,
+    *,
+    log: CopiedLog,
 ) -> FoldedCopy | None:
     """Lets tasks compare a whole table. None if they can't: the log left out values of a row that got another key."""
-    hashing, files = copy.hashing, copy.to_fold()
+    hashing = copy.hashing
+    files = [replace(file, is_early=True) for file in copy.to_fold()]
+    offset = log.version_offset  # it never falls, and was known before the files had it
+    since = log.end().version_before + offset
     groups, size = _groups(files)
     parallelism, split_rows = look.job.snapshot.parallelism, look.job.snapshot.split_rows
     least = max(len(ranges) * split_rows // ROWS_OF_A_BUCKET, size // BYTES_OF_A_BUCKET, parallelism)
     buckets = min(least, MAX_BUCKETS)
     work: list[Work] = [*dealt(ranges, parallelism), *groups]
-    hashing_files = HashingFiles(look, hashing, probe(hashing.rows.seed), buckets)
-    folding = FoldingBuckets(hashing.schema, hashing.rows.seed, MAX_OTHERS // buckets, not look.has_condition)
-    found = run_folding(look, hashing_files, work, buckets, folding)
+
+    def later() -> Sequence[Work]:
+        nonlocal files
+        log.wait()
+        early, files = {file.path for file in files}, copy.to_fold()
+        return _groups([file for file in files if file.path not in early])[0]
+
+    hashing_files = HashingFiles(look, hashing, probe(hashing.rows.seed), buckets, since, offset)
+    folding = FoldingBuckets(hashing.schema, hashing.rows.seed, MAX_OTHERS // buckets, not look.has_condition, since)
+    found = run_folding(look, hashing_files, work, later, buckets, folding)
     if not all(bucket.is_folded for bucket in found):
         return None
 
@@ -115,18 +145,8 @@ def _known(found: Sequence[FoldedBucket]) -> HashedRows:
     gone, since ever."""
     held = together([bucket.held for bucket in found])
     keys = tuple(np.concatenate(columns) for columns in zip(*(bucket.keys for bucket in found), strict=True))
-    base = held.newest()
-    lacking = np.flatnonzero(places_of(keys, base.keys) < 0)
-    count, nothing = len(lacking), held.part(0, 0)
-    gone = replace(
-        nothing,
-        keys=tuple(column[lacking] for column in keys),
-        version=np.full(count, -1, np.int64),
-        seq=np.zeros(count, np.int64),
-        gone=np.ones(count, np.bool_),
-        hashes=tuple(np.zeros(count, np.uint64) for _ in nothing.hashes),
-    )
-    return together([held, gone])
+    lacking = places_of(keys, held.newest().keys) < 0
+    return together([held, gone(tuple(column[lacking] for column in keys), held)])
 
 
 def _by_ranges(found: Sequence[FoldedBucket]) -> dict[int, Keys]:

@@ -1,9 +1,14 @@
 """How Spark's tasks compare a copy that is in files: as hashes, shuffled by key.
 
-1. Tasks read ranges of the source, and files of the copy, and hash both in one form (`tidemark.sinks.files.hashing`).
+1. Tasks read ranges of the source, and files of the copy. Once the copy has followed the log up to there, others read the
+   files that it got meanwhile. All hash rows in one form (`tidemark.sinks.files.hashing`).
 2. Each hash goes into a bucket, by its key: so a bucket has all changes of a key, and the row that is expected.
 3. For each bucket a task folds the changes to the last one of each key, and compares. What does not fit into its memory is in
    files (`tidemark.sinks.folded.rows_by_key`).
+
+A row that the source has changed since its range was read is compared as it was then: an expected row comes with the
+`_commit_version` up to which it contains the log, and changes tell theirs. No change counts as a later one that was there when
+the comparison began (docs/adr/0096-files-are-folded-to-what-a-range-contains.md).
 
 Only what may differ comes back: hashes of keys, and what the copy has of these.
 """
@@ -24,7 +29,7 @@ from tidemark.jobs.reconcile.ranges import Range
 from tidemark.sinks.files.hashing import ChangesFile, FileHashing
 from tidemark.sinks.folded.hashed_rows import HashedRows, hashes_of_keys, together
 from tidemark.sinks.folded.hashing import key_names, require_alike, with_key
-from tidemark.sinks.folded.rows_by_key import RowsByKey, ValuesLeftOutError, hashed_changes, places_of
+from tidemark.sinks.folded.rows_by_key import Cuts, RowsByKey, ValuesLeftOutError, hashed_changes, places_of
 from tidemark.state.table import TableSchema
 
 ROWS_AT_ONCE = 1 << 20
@@ -38,13 +43,15 @@ _Numbers: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """The rows that a task has found for a bucket. `numbers`: of the ranges of expected rows, None for changes of the copy.
-    `truncated`: the place of a TRUNCATE, which counts for all buckets. `rows`: None if the log left out a value of a row that
-    got another key."""
+    """The rows that a task has found for a bucket. `numbers`: of the ranges of expected rows, None for changes of the copy. An
+    expected row's `version` is that up to which it contains the log. `truncated`: the place of a TRUNCATE, which counts for all
+    buckets. `is_ahead`: a change that was there when the comparison began seems to be of a later time, which counts for all
+    buckets, too. `rows`: None if the log left out a value of a row that got another key."""
 
     rows: HashedRows | None
     numbers: _Numbers | None = None
     truncated: int = -1
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +73,14 @@ class FoldedBucket:
 @dataclass(frozen=True, slots=True)
 class HashingFiles:
     """Hashes both sides in tasks. Pickled with them. `probe`: what the command's process hashes
-    (`tidemark.sinks.folded.hashing`)."""
+    (`tidemark.sinks.folded.hashing`). `since`: see `FoldingBuckets`. `version_offset`: as in `JobState`."""
 
     look: TableLook
     hashing: FileHashing
     probe: int
     buckets: int
+    since: int
+    version_offset: int
 
     def __call__(self, tasks: Iterable[Work]) -> Iterator[tuple[int, Portion]]:
         """Yields portions with the numbers of their buckets. Raises TidemarkError without secrets in its text."""
@@ -87,18 +96,23 @@ class HashingFiles:
         with self.look.in_task() as reader:
             anchor = Anchor(self.look.job)
             for each in ranges:
-                for batch in self.look.expected(each, reader, anchor.position()).to_batches():
+                expected, high = self.look.read(each, reader, anchor.position())
+                version = high.version_before + self.version_offset
+                for batch in expected.to_batches():
                     rows = self.hashing.by_key(self.hashing.expected(batch)).without_places()
+                    rows = replace(rows, version=np.full(len(rows), version, np.int64))
                     yield Portion(rows, np.full(len(rows), each.number, np.int32))
 
     def _held(self, files: Sequence[ChangesFile]) -> Iterator[Portion]:
-        for changes in self.hashing.changes_of(files):
+        early = {file.path for file in files if file.is_early}
+        for path, changes in self.hashing.changes_of(files):
             try:
                 truncated, rows = hashed_changes(changes, self.hashing.schema, self.hashing.rows.seed)
             except ValuesLeftOutError:
                 yield Portion(None)
             else:
-                yield Portion(rows, None, truncated)
+                is_ahead = path in early and bool((rows.version > self.since).any() or truncated >> 32 > self.since)
+                yield Portion(rows, None, truncated, is_ahead)
 
     def _dealt(self, portions: Iterable[Portion]) -> Iterator[tuple[int, Portion]]:
         at_once = min(ROWS_AT_ONCE, ROWS_OF_A_PORTION * self.buckets)
@@ -117,7 +131,7 @@ class HashingFiles:
     def _by_buckets(self, portions: Sequence[Portion]) -> Iterator[tuple[int, Portion]]:
         if not portions:
             return
-        truncated = max(portion.truncated for portion in portions)
+        truncated, is_ahead = max(each.truncated for each in portions), any(each.is_ahead for each in portions)
         rows = together([portion.rows for portion in portions if portion.rows is not None])
         numbers = [portion.numbers for portion in portions if portion.numbers is not None]
         # The first hash is what a bucket's rows are sorted and spilled by.
@@ -127,27 +141,30 @@ class HashingFiles:
         of_ranges = np.concatenate(numbers)[order] if numbers else None
         rows = rows.taken(order)
         for bucket, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            if end > start or truncated >= 0:
+            if end > start or truncated >= 0 or is_ahead:
                 part = None if of_ranges is None else of_ranges[start:end].copy()
-                yield bucket, Portion(rows.part(start, end), part, truncated)
+                yield bucket, Portion(rows.part(start, end), part, truncated, is_ahead)
 
 
 @dataclass(frozen=True, slots=True)
 class FoldingBuckets:
     """Folds and compares buckets in tasks. Pickled with them. `max_rows`: of one kind that a bucket returns. `finds_surplus`:
-    False if rows that are not expected are right."""
+    False if rows that are not expected are right. `since`: the greatest `_commit_version` that a change could have when the
+    comparison began. A row that is not expected, and that the copy lacked then or at any time since, is right."""
 
     schema: TableSchema
     seed: int
     max_rows: int
     finds_surplus: bool
+    since: int
 
     def __call__(self, portions: Iterable[tuple[int, Portion]]) -> Iterator[FoldedBucket]:
         """Yields one result for all portions. Raises SinkError if there is no space for them."""
         with _redacted(), closing(RowsByKey(self.schema, self.seed)) as held:
-            expected, numbers, is_folded = list[HashedRows](), [np.zeros(0, np.int32)], True
+            expected, numbers, is_folded, is_ahead = list[HashedRows](), [np.zeros(0, np.int32)], True, False
             for _, portion in portions:
                 held.truncated = max(held.truncated, portion.truncated)
+                is_ahead |= portion.is_ahead
                 if portion.rows is None:
                     is_folded = False
                 elif portion.numbers is None:
@@ -155,8 +172,8 @@ class FoldingBuckets:
                 else:
                     expected.append(portion.rows)
                     numbers.append(portion.numbers)
-            held.settle()
             rows = together(expected or [held.nothing()])
+            held.settle(None if is_ahead else Cuts.of(rows, self.since))
             yield replace(self._compared(rows, np.concatenate(numbers), held), is_folded=is_folded)
 
     def _compared(self, expected: HashedRows, numbers: _Numbers, held: RowsByKey) -> FoldedBucket:
@@ -164,9 +181,11 @@ class FoldingBuckets:
         places = np.full(len(expected), -1, np.int64)
         places[order] = places_of(tuple(column[order] for column in expected.keys), base.keys)
         others = np.flatnonzero(~_are_same(expected, base, places))
+        rows = expected.taken(others)
+        others = others[~_are_same(rows, held.before, places_of(rows.keys, held.before.keys))]
         listed = others[: self.max_rows]
         of_others = np.unique(places[listed])
-        surplus = self._surplus(base, places) if self.finds_surplus else others[:0]
+        surplus = self._surplus(held, places) if self.finds_surplus else others[:0]
         return FoldedBucket(
             len(expected),
             numbers[listed],
@@ -176,10 +195,12 @@ class FoldingBuckets:
             max(0, len(surplus) - self.max_rows),
         )
 
-    def _surplus(self, base: HashedRows, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _surplus(self, held: RowsByKey, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Returns places of rows that are not expected, one more than `max_rows` at most."""
-        others = ~base.gone
+        base, others = held.base, ~held.base.gone
         others[places[places >= 0]] = False
+        lacked = places_of(held.before.taken(held.before.gone).keys, base.keys)
+        others[lacked[lacked >= 0]] = False
         return np.flatnonzero(others)[: self.max_rows + 1]
 
 
@@ -197,7 +218,7 @@ class NamingKeys:
         names = key_names(self.hashing.schema)
         with _redacted():
             for files in tasks:
-                for changes in self.hashing.changes_of(files):
+                for _, changes in self.hashing.changes_of(files):
                     keys = with_key(changes, self.hashing.schema).select(names)
                     hashes = hashes_of_keys(keys, self.hashing.schema, self.hashing.rows.seed)
                     found = np.flatnonzero(among(hashes, self.wanted))

@@ -111,13 +111,18 @@ class TableLook:
 
     def expected(self, each: Range, reader: SplitReading, anchor: Position) -> pa.Table:
         """Returns the source's rows of a range as they should be in the copy, as change batches. `anchor`: for the reader."""
+        rows, _ = self.read(each, reader, anchor)
+        return rows
+
+    def read(self, each: Range, reader: SplitReading, anchor: Position) -> tuple[pa.Table, Position]:
+        """Returns the same, and the position that the rows are of (`Report.high`)."""
         try:
             read = reader.read(each.split, self.schema, anchor)
         except NoRoomError as error:  # other tables may need less
             raise NoRoomError(error.message, MAKE_ROOM, self.schema.table) from error
         read, _ = projector(self.job, [self.schema], self.projections).split(read)
         schema = batch_schema(self.output)
-        return pa.Table.from_batches(change_batches(read, schema), schema)
+        return pa.Table.from_batches(change_batches(read, schema), schema), read.report.high
 
 
 @dataclass(slots=True)

@@ -104,6 +104,24 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class FollowedLog:
+    """A `tidemark.jobs.reconcile.folded_copy.CopiedLog`."""
+
+    access: PlannerAccess
+    progress: CopyProgress
+
+    @property
+    def version_offset(self) -> int:
+        return self.progress.version_offset()
+
+    def end(self) -> Position:
+        return self.access.log_end()
+
+    def wait(self) -> None:
+        self.progress.wait_until(self.end())
+
+
+@dataclass(frozen=True, slots=True)
 class Sides:
     """Source, copy and job, as one table's comparison needs them. `schemas`, `projections`: of all tables of the job.
     `examples`: how many keys are kept. `tasks`, `folding`: None if Spark would run only one task at a
@@ -209,7 +227,8 @@ class TableComparison:
             first = list(itertools.islice(drawn, RANGES_WITHOUT_SPARK + 1))
             if len(first) > RANGES_WITHOUT_SPARK:
                 ranges = [*first, *drawn]
-                self._folded = folded_copy(self._look, looks.copy, ranges, run_tasks, run_folding)
+                log = FollowedLog(self._sides.access, self._sides.progress)
+                self._folded = folded_copy(self._look, looks.copy, ranges, run_tasks, run_folding, log=log)
                 if self._folded is not None:
                     yield from self._looks_at_folded(looks, self._folded, keeps_keys=keeps_keys)
                     return

@@ -29,11 +29,12 @@ class RunsFolding(Protocol):
         look: "TableLook",
         hashing: "HashingFiles",
         work: "Sequence[Work]",
+        later: "Callable[[], Sequence[Work]]",
         buckets: int,
         folding: "FoldingBuckets",
     ) -> "list[FoldedBucket]":
-        """Returns what `folding` finds in each bucket of what `hashing` yields for the work of each task. Spark runs the tasks.
-        Raises TidemarkError."""
+        """Returns what `folding` finds in each bucket of what `hashing` yields for the work of each task. `later`: asked for
+        more once all of `work` is done. Spark runs the tasks. Raises TidemarkError."""
 
 
 def dealt(items: Sequence[Item], count: int) -> list[Sequence[Item]]:

@@ -117,22 +117,33 @@ class SparkSessions:
     def run_by_buckets(
         self,
         tasks: Sequence[_Task],
+        later: Callable[[], Sequence[_Task]],
         function: Callable[[Iterable[_Task]], Iterable[tuple[int, _Item]]],
         buckets: int,
         of_bucket: Callable[[Iterable[tuple[int, _Item]]], Iterable[_Result]],
         job_uuid: str,
         name: str,
     ) -> list[_Result]:
-        """Runs each task on an executor, then `of_bucket` on what the function yields for each number below `buckets`. Raises
-        the TidemarkError of a task."""
+        """Runs each task on an executor, then those of `later`, then `of_bucket` on what the function yields for each number
+        below `buckets`. What it yields for the first ones is on the executors' disks meanwhile; if one is lost, they run again.
+        Raises the TidemarkError of a task."""
+        from pyspark import StorageLevel
+
         from tidemark.jobs.spark.outages import Collecting
 
         context = self.open(job_uuid).sparkContext
         context.setJobDescription(name)
         with _causes(), self._outages(context) as outages:
             collecting = Collecting(function, outages)
-            dealt = context.parallelize(tasks, len(tasks)).mapPartitions(collecting).partitionBy(buckets, int)
-            return list(dealt.mapPartitions(Collecting(of_bucket, outages)).collect())
+            first = context.parallelize(tasks, len(tasks)).mapPartitions(collecting).persist(StorageLevel.DISK_ONLY)
+            try:
+                context.runJob(first, _nothing)
+                more = later()
+                every = first.union(context.parallelize(more, max(len(more), 1)).mapPartitions(collecting))
+                of_buckets = every.partitionBy(buckets, int).mapPartitions(Collecting(of_bucket, outages))
+                return list(of_buckets.collect())
+            finally:
+                first.unpersist()
 
     def write_epoch(self, tasks: Sequence[PartTask], sink: EpochSink, writing: Writing) -> list[Written]:
         """Lets the sink write an epoch that Spark's tasks read."""
@@ -196,6 +207,10 @@ def has_session() -> bool:
     from pyspark import SparkContext
 
     return SparkContext._active_spark_context is not None
+
+
+def _nothing(_: Iterable[object]) -> Iterable[object]:
+    return ()
 
 
 def _emptied(tasks: Sequence[PartTask]) -> list[TableId]:

@@ -25,11 +25,12 @@ _LOGGED = re.compile(r"-log[.][a-z]+$")
 @dataclass(frozen=True, slots=True)
 class ChangesFile:
     """`epochs`: the first and the last one of a file of log changes, None for any other file. `is_partly_known`: a merged one
-    whose first epochs were taken in before."""
+    whose first epochs were taken in before. `is_early`: it was there when the comparison began."""
 
     path: Path
     epochs: tuple[int, int] | None = None
     is_partly_known: bool = False
+    is_early: bool = False
 
 
 def vanishing(folder: Path, table: TableId) -> SinkError:
@@ -92,9 +93,9 @@ class FileHashing:
             for lines in reading.lines_in(path, self.schema):
                 yield self._of_lines(lines, is_logged=is_logged)
 
-    def changes_of(self, files: Iterable[ChangesFile]) -> Iterator[pa.Table]:
-        """Yields the changes of files, maybe some of them twice, and others: a file may have been merged meanwhile. Raises
-        SinkError."""
+    def changes_of(self, files: Iterable[ChangesFile]) -> Iterator[tuple[Path, pa.Table]]:
+        """Yields the changes of files, maybe some of them twice, and others: a file may have been merged meanwhile. Before
+        them, the file that they were read from. Raises SinkError."""
         read = set[Path]()
         for file in files:
             paths: Sequence[Path] = [file.path]
@@ -102,7 +103,8 @@ class FileHashing:
                 try:
                     for path in paths:
                         if path not in read:  # many of the files may have become one
-                            yield from self.changes_in(path)
+                            for changes in self.changes_in(path):
+                                yield path, changes
                             read.add(path)
                     break
                 except (FileNotFoundError, SinkError) as error:

@@ -213,6 +213,13 @@ def together(parts: Sequence[HashedRows]) -> HashedRows:
     )
 
 
+def gone(keys: tuple[Ordinals, ...], like: HashedRows) -> HashedRows:
+    """Returns rows that say of these keys that their rows are gone, since ever. `like`: rows of the same table."""
+    count = len(keys[0])
+    places = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    return HashedRows(keys, *places, np.ones(count, np.bool_), tuple(np.zeros(count, np.uint64) for _ in like.hashes))
+
+
 def differing(expected: HashedRows, held: HashedRows, key_of: KeyOf) -> list[Pair]:
     """Returns the expected rows that `held` lacks or has differently. Both have each key once, in their order."""
     if len(expected) == len(held) and _same(expected, held):

@@ -10,7 +10,7 @@ is sorted, and the arrays are read from disk where rows are looked up.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemark.sinks.comparing import Key
-from tidemark.sinks.folded.hashed_rows import HashedRows, hashes_of_keys, together
+from tidemark.sinks.folded.hashed_rows import HashedRows, gone, hashes_of_keys, together
 from tidemark.sinks.folded.hashing import with_key
 from tidemark.sinks.folded.temporary_folder import no_room, temporary_folder
 from tidemark.state.change_batch import ChangeType
@@ -60,6 +60,42 @@ def hashed_changes(
     return truncated, HashedRows.by_hashes(changes, schema, seed)
 
 
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Up to which `_commit_version` the changes of a key count. `keys`: each once, in their order, and the `versions` of these.
+    `others`: that of all other keys, not after any of `versions`."""
+
+    keys: _Keys
+    versions: _Numbers
+    others: int
+
+    @classmethod
+    def of(cls, expected: HashedRows, others: int) -> "Cuts":
+        """`expected`: rows whose `version` is that of their key's cut."""
+        rows = expected.newest()
+        return cls(rows.keys, np.maximum(rows.version, others), others)
+
+    def before(self, rows: HashedRows) -> HashedRows:
+        """Returns for each key that has later changes its last change that counts, in the order of the keys. A key that has
+        none is one whose row is gone. So is one of the other keys whose row was gone at any time since. `rows`: all changes of
+        their keys."""
+        is_later = rows.version > self.others
+        numbers = np.flatnonzero(is_later)
+        if len(numbers):
+            places = places_of(tuple(column[numbers] for column in rows.keys), self.keys)
+            wanted = places >= 0
+            is_later[numbers[wanted]] = rows.version[numbers[wanted]] > self.versions[places[wanted]]
+        later = rows.taken(is_later)
+        if not len(later):
+            return later
+        of_later = places_of(rows.keys, later.newest().keys) >= 0
+        found = together([gone(later.keys, later), rows.taken(of_later & ~is_later)]).newest()
+        left = later.taken(later.gone & (places_of(later.keys, self.keys) < 0)).keys
+        is_gone = found.gone.copy()
+        is_gone[places_of(left, found.keys)] = True
+        return replace(found, gone=is_gone)
+
+
 @dataclass(slots=True)
 class RowsByKey:
     """The last change of each key, also deletions. `seed`: of all hashes. `temporary`: a folder for what does not fit into the
@@ -74,6 +110,7 @@ class RowsByKey:
     """The place of the table's last TRUNCATE: rows before it are ignored."""
     texts: dict[Key, Key] = field(default_factory=dict, init=False)
     """The keys that differed at some look, by their hashes."""
+    _before: HashedRows | None = field(default=None, init=False)
     _base: HashedRows | None = field(default=None, init=False)
     """The rows that the first `settle` found. They stay, because comparisons mark them."""
     _recent: HashedRows | None = field(default=None, init=False)
@@ -84,12 +121,17 @@ class RowsByKey:
 
     def close(self) -> None:
         """Frees the space on disk. Then there are no rows any more."""
-        self._base = self._recent = self._spilled = None
+        self._base = self._before = self._recent = self._spilled = None
         self._folders.close()
 
     @property
     def base(self) -> HashedRows:
         return self.nothing() if self._base is None else self._base
+
+    @property
+    def before(self) -> HashedRows:
+        """The rows that `Cuts.before` found in the changes that the first `settle` took in."""
+        return self.nothing() if self._before is None else self._before
 
     def add(self, changes: pa.Table) -> None:
         """Adds changes as `RowHashing.changes` returns them. Raises ValuesLeftOutError."""
@@ -106,16 +148,19 @@ class RowsByKey:
             self._spilled.add(together(self._added))
             self._added = []
 
-    def settle(self) -> None:
-        """Takes in what was added."""
+    def settle(self, cuts: Cuts | None = None) -> None:
+        """Takes in what was added. `cuts`: for `before`. If the table was truncated after them, it finds nothing."""
+        if cuts is not None and self.truncated >> 32 > cuts.others:
+            cuts = None
         added = together(self._added or [self.nothing()])
         self._added = []
         if self._spilled is not None:
             if len(added):
                 self._spilled.add(added)
-            self._base, self._spilled = self._spilled.sorted(self.truncated), None
+            (self._base, self._before), self._spilled = self._spilled.sorted(self.truncated, cuts), None
         elif self._base is None:
-            self._base = added.after(self.truncated).newest()
+            rows = added.after(self.truncated)
+            self._base, self._before = rows.newest(), None if cuts is None else cuts.before(rows)
         elif len(added):
             recent = together([added] if self._recent is None else [self._recent, added])
             recent = recent.after(self.truncated).newest()
@@ -263,19 +308,23 @@ class _Buckets:
             with self._with_room(), self._bucket(bucket).open("ab") as file:
                 _write(file, records)
 
-    def sorted(self, truncated: int) -> HashedRows:
-        """Returns the last change of each key after `truncated`, as arrays on disk."""
+    def sorted(self, truncated: int, cuts: Cuts | None) -> tuple[HashedRows, HashedRows | None]:
+        """Returns the last change of each key after `truncated`, as arrays on disk, and what `Cuts.before` finds."""
         names = [name for name, _ in self._kinds]
+        before = list[HashedRows]()
         with self._with_room(), ExitStack() as stack:
             columns = [stack.enter_context(self._column(name).open("xb")) for name in names]
             for bucket in range(1 << _BUCKET_BITS):
                 records = np.fromfile(self._bucket(bucket), np.dtype(self._kinds))
                 self._bucket(bucket).unlink()
                 rows = HashedRows.of_arrays([np.ascontiguousarray(records[name]) for name in names], KEY_COLUMNS)
-                for column, array in zip(columns, rows.after(truncated).newest().arrays, strict=True):
+                rows = rows.after(truncated)
+                if cuts is not None:
+                    before.append(cuts.before(rows))
+                for column, array in zip(columns, rows.newest().arrays, strict=True):
                     _write(column, array)
         arrays = [_mapped(self._column(name), kind) for name, kind in self._kinds]
-        return HashedRows.of_arrays(arrays, KEY_COLUMNS)
+        return HashedRows.of_arrays(arrays, KEY_COLUMNS), together(before) if before else None
 
     @contextmanager
     def _with_room(self) -> Iterator[None]:

@@ -133,10 +133,18 @@ def in_tasks(look: TableLook, function: Any, tasks: Sequence[Sequence[Any]]) -> 
     return [pickle.loads(pickle.dumps(found)) for task in tasks for found in copy([task])]
 
 
-def in_buckets(look: TableLook, hashing: Any, work: Sequence[Any], buckets: int, folding: Any) -> list[Any]:
+def in_buckets(
+    look: TableLook,
+    hashing: Any,
+    work: Sequence[Any],
+    later: Callable[[], Sequence[Any]],
+    buckets: int,
+    folding: Any,
+) -> list[Any]:
     """The same for tasks whose results are dealt out to others."""
     dealt: dict[int, list[Any]] = {bucket: [] for bucket in range(buckets)}
-    for bucket, portion in in_tasks(look, hashing, work):
+    found = in_tasks(look, hashing, work)
+    for bucket, portion in [*found, *in_tasks(look, hashing, later())]:
         dealt[bucket].append((bucket, portion))
     copy = pickle.loads(pickle.dumps(folding))
     return [found for portions in dealt.values() for found in copy(portions)]

@@ -117,7 +117,7 @@ def test_a_file_that_many_were_merged_into_is_read_once_for_all_of_them(folding:
     write(folding.copy_folder, "e0000000002-e0000000004-log.parquet", FIRST, SECOND, THIRD)
     gone = [ChangesFile(folding.copy_folder / f"e{epoch:010d}-log.parquet", (epoch, epoch)) for epoch in (2, 3, 4)]
     changes = list(folding.hashing.changes_of(gone))
-    assert sum(each.num_rows for each in changes) == len(FIRST + SECOND + THIRD)
+    assert sum(each.num_rows for _, each in changes) == len(FIRST + SECOND + THIRD)
 
 
 def test_a_damaged_file_is_named(folding: Folding) -> None:

@@ -26,20 +26,24 @@ def rows_of(numbers: np.ndarray, version: int) -> HashedRows:
     )
 
 
-def folded(changes: int, of_nobody: int = 0) -> tuple[FoldedBucket, int]:
-    """A bucket in which each key has been changed again and again, and the peak of the memory that this took."""
+def folded(changes: int, of_nobody: int = 0, *, read_at: int | None = None) -> tuple[FoldedBucket, int]:
+    """A bucket in which each key has been changed again and again, and the peak of the memory that this took. `read_at`: the
+    version that the source's rows are of; None: the last one."""
     last = changes // PORTION
+    at = last if read_at is None else read_at
 
     def portions() -> Iterator[tuple[int, Portion]]:
         numbers = np.arange(KEYS).astype(np.uint64)
-        yield 0, Portion(rows_of(numbers, last), np.zeros(KEYS, np.int32))
+        yield 0, Portion(rows_of(numbers, at), np.zeros(KEYS, np.int32))
         for version in range(last):
             yield 0, Portion(rows_of(np.arange(PORTION).astype(np.uint64) * np.uint64(version + 1) % KEYS, version))
+            if version == at:
+                yield 0, Portion(rows_of(numbers, version))
         yield 0, Portion(rows_of(np.arange(KEYS + of_nobody).astype(np.uint64), last))
 
     tracemalloc.start()
     try:
-        (found,) = FoldingBuckets(SCHEMA, 1, 1000, finds_surplus=True)(portions())
+        (found,) = FoldingBuckets(SCHEMA, 1, 1000, finds_surplus=True, since=at)(portions())
         return found, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -60,3 +64,11 @@ def test_any_number_of_changes_takes_as_much_memory(monkeypatch: pytest.MonkeyPa
     in_memory, peak = folded(400_000, of_nobody=3)
     assert peak > 5 * of_many
     assert facts(in_memory) == (KEYS, 0, 3, 0)
+
+
+def test_rows_of_an_earlier_time_take_as_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_by_key, "MAX_ROWS", 1 << 13)
+    _, of_few = folded(50_000, read_at=1)
+    found, of_many = folded(400_000, of_nobody=3, read_at=1)
+    assert facts(found) == (KEYS, 0, 0, 0)
+    assert of_many < 1.2 * of_few
