@@ -355,6 +355,27 @@ class FindsLost(FindsPlace, Protocol):
         return the place of `since` instead: the caller reads all rows again that the job has found changed after it."""
 
 
+class UnreadTransactions(Protocol):
+    """Transactions that this server's log has before `place`, and the other server's has not before the job's position: it
+    committed them later, in another order, or not at all. They changed tables of the job."""
+
+    @property
+    def place(self) -> Position:
+        """The position in this server's log up to which it has all transactions that the job has read."""
+
+    def changes(self, schemas: Sequence[TableSchema]) -> Iterator[LogBatch]:
+        """Reads their changes of these tables. Raises TidemarkError, with the table if only one can't be read."""
+
+
+@runtime_checkable
+class FindsUnread(FindsPlace, Protocol):
+    """A FoundSource whose log may have transactions in another order than that of another server."""
+
+    def unread(self, state: JobState, position: Position, lost: LostTransactions | None = None) -> UnreadTransactions:
+        """Returns those before the place of a position of the other server's log, which the log without `lost` is searched for.
+        Raises as `same_place`, but not because of them."""
+
+
 @runtime_checkable
 class SharesLog(FindsPlace, Protocol):
     """A FoundSource whose log may be, up to some position, the same as that of the server that it was promoted from."""

@@ -52,8 +52,8 @@ OFTEN_SECONDS = 300.0
 """A job stops if it has moved to another server OFTEN times within this time."""
 _RESNAPSHOT = "If it is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads all rows."
 _RESNAPSHOT_SOME = (
-    "If it is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads the rows again that the "
-    "lost transactions changed."
+    "If it is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads the rows again that "
+    "these transactions changed."
 )
 
 

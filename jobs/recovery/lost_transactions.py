@@ -1,9 +1,12 @@
-"""Finds and reads again the rows that transactions changed which only the former server had.
+"""Finds and reads again the rows that transactions changed which are before the job's position on one of two servers only.
 
 A promoted server may lack the last transactions that the job has read (asynchronous replication). The job goes on there from
 the position that leaves them out. The reports of the epochs that had them say which keys they touched: these rows are read
 again at the new server, and written before its log. Tables of which the keys are not all known are read again as a whole
 (docs/adr/0073).
+
+Or the server has all of them, but others in between which the job has not read: it committed transactions that do not depend on
+each other in another order, or has some of its own. Their keys are in its log (docs/adr/0098).
 """
 
 import time
@@ -17,13 +20,22 @@ from tidemark.jobs.reconcile.key_ranges import MAX_RANGES, has_own_key
 from tidemark.jobs.recovery.proven_log import require_known_log
 from tidemark.jobs.signals.repairs import RowsReading, await_visible, same_columns
 from tidemark.jobs.sinks import sink_needs
-from tidemark.readers.log.touched_keys import keys_of_note
+from tidemark.readers.log.touched_keys import TouchedKeysNote, keys_of_note
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.repairs import key_values, write_repair
 from tidemark.readers.snapshot.split_read import MAX_REREADS, reread_seq
-from tidemark.readers.source import BoundsKeys, FindsLost, FindsPlace, FoundSource, LostTransactions
+from tidemark.readers.source import (
+    BoundsKeys,
+    FindsLost,
+    FindsPlace,
+    FindsUnread,
+    FoundSource,
+    LostTransactions,
+    UnreadTransactions,
+)
+from tidemark.state.change_batch import is_truncation
 from tidemark.state.checkpoint.layout import Checkpoint, repair_file
-from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TableLockedError
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TableLockedError, TidemarkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined
 from tidemark.state.key_repair import KeyRepair
@@ -31,6 +43,7 @@ from tidemark.state.key_source import KeySource
 from tidemark.state.log_range import TouchedKeys
 from tidemark.state.plan import EnumeratorState, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position
+from tidemark.state.projection import outputs_of
 from tidemark.state.split import Bound, KeyRange
 from tidemark.state.table import TableId, TableSchema
 
@@ -44,11 +57,13 @@ LOST = 0
 
 @dataclass(frozen=True, slots=True)
 class LostRows:
-    """The rows that lost transactions changed. `place`: the position of the new server's log that leaves these transactions
-    out. `keys`: by table, each key once. `whole`: the tables of which the keys are not all known, with the reason."""
+    """The rows that lost or unread transactions changed. `place`: the position of the new server's log that leaves lost ones
+    out, and has all others that the job has read. `lost`, `unread`: if there are any. `keys`: by table, each key once. `whole`:
+    the tables of which the keys are not all known, with the reason."""
 
     place: Position
-    lost: LostTransactions
+    lost: LostTransactions | None
+    unread: UnreadTransactions | None
     keys: Mapping[TableId, pa.RecordBatch]
     whole: Mapping[TableId, str]
 
@@ -68,7 +83,12 @@ class LostRows:
             for table, count in sorted((table, keys.num_rows) for table, keys in self.keys.items())
         ]
         told += [f"all rows of {table} ({reason})" for table, reason in sorted(self.whole.items())]
-        lacks = f"It lacks transactions that the job has read: {self.lost}. Only the other server had them."
+        why = []
+        if self.lost is not None:
+            why.append(f"It lacks transactions that the job has read: {self.lost}. Only the other server had them.")
+        if self.unread is not None:
+            why.append("Before the last one that the job has read, its log has transactions that the job has not read.")
+        lacks = " ".join(why)
         if not told:
             return f"{lacks} They changed no rows of the job's tables."
         return f"{lacks} The rows that they changed are read again: {', '.join(told)}."
@@ -79,20 +99,29 @@ def find_lost_rows(
 ) -> LostRows | None:
     """Returns None if nothing is known of such transactions, or of where the new server's log leaves them out. `now`: with the
     newest epoch, if it was read."""
-    if job.mode != "full+incremental" or sink_needs(job.sink).holds is None or not isinstance(places, FindsLost):
+    if job.mode != "full+incremental" or sink_needs(job.sink).holds is None:
         return None
-    lost = places.lost(state, now.position)
-    if lost is None:
-        return None
-    search = _Search(Checkpoint.at(job.checkpoint), state)
-    since = search.since(lost, now.epoch if now.awaited is None else now.epoch - 1)
-    if since is None:
-        return None
-    try:
-        place = places.place_without(state, since.position, now.position, lost)
-        require_known_log(found, state, since.position, since.known_log)
-    except LogPositionLostError:
-        return None
+    search, place, unread = _Search(Checkpoint.at(job.checkpoint), state), None, None
+    lost = places.lost(state, now.position) if isinstance(places, FindsLost) else None
+    if lost is not None:
+        assert isinstance(places, FindsLost)
+        since = search.since(lost, now.epoch if now.awaited is None else now.epoch - 1)
+        if since is None:
+            return None
+        try:
+            place = places.place_without(state, since.position, now.position, lost)
+            require_known_log(found, state, since.position, since.known_log)
+        except LogPositionLostError:
+            place = None
+    if place is None:
+        if not isinstance(places, FindsUnread):
+            return None
+        try:
+            unread = places.unread(state, now.position, lost)
+            search.take_unread(job, unread)
+        except (LogPositionLostError, SourceNotUsableError):
+            return None
+        place = unread.place
     wanted = {table: keys for table, keys in search.keys.items() if table not in search.whole}
     same = same_columns(found, state, wanted)
     columns = {split_key.table: split_key.columns for split_key in state.split_keys}
@@ -109,7 +138,7 @@ def find_lost_rows(
             keys[table] = _distinct(notes)
             if keys[table].num_rows > MAX_KEYS:
                 search.whole[table] = f"more than {MAX_KEYS:,} keys"
-    return LostRows(place, lost, {t: k for t, k in keys.items() if t not in search.whole}, search.whole)
+    return LostRows(place, lost, unread, {t: k for t, k in keys.items() if t not in search.whole}, search.whole)
 
 
 @dataclass(slots=True)
@@ -157,6 +186,29 @@ class _Search:
         for touched in report.touched:
             self._note(touched)
         return True
+
+    def take_unread(self, job: JobFile, unread: UnreadTransactions) -> None:
+        """Notes the keys of transactions that the job has not read. Raises SourceNotUsableError if it can't be told which
+        tables they changed."""
+        left = {schema.table: schema for schema in self.state.schemas}
+        while True:
+            schemas = [schema for table, schema in left.items() if table not in self.whole]
+            projections = [p for p in self.state.projections if p.output.table not in self.whole]
+            project, note = projector(job, schemas, projections), TouchedKeysNote(outputs_of(schemas, projections))
+            try:
+                for batch in unread.changes(schemas):
+                    if is_truncation(batch.rows):
+                        note.give_up(batch.table)
+                    else:
+                        note.take(batch.table, project.changes(batch.table, batch.rows))
+            except TidemarkError as error:
+                if error.table is None or error.table not in left or error.table in self.whole:
+                    raise
+                self._give_up([error.table], "its columns were changed")
+            else:
+                break
+        for touched in note.touched():
+            self._note(touched)
 
     def _note(self, touched: TouchedKeys) -> None:
         versions = {schema.table: schema.version for schema in self.state.schemas}

@@ -24,6 +24,7 @@ from tidemark.readers.mysql.connect import (
     version_of,
 )
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.gtid import GtidSet
 from tidemark.state.remedies import START_OVER
 
 WatermarkMethod = Literal["gtid", "log_status", "consistent_snapshot"]
@@ -67,6 +68,7 @@ _VARIABLES = (
     "read_only",
     "server_id",
     "server_uuid",
+    "group_replication_group_name",
     "gtid_slave_pos",
     "wsrep_on",
 )
@@ -107,6 +109,8 @@ class ServerInfo:
     is_replica: bool
     read_only: bool
     galera: bool
+    is_group_member: bool
+    """MySQL: group replication is set up. It may be stopped."""
     native_foreign_keys: bool | None
     """MySQL since 9.6. False: the row changes of CASCADE and SET NULL are logged."""
     lower_case_table_names: int
@@ -168,6 +172,7 @@ def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
         is_replica=_is_replica(connection, flavour, version, values),
         read_only=_is_read_only(values),
         galera=_is_on(values.get("wsrep_on", "OFF")),
+        is_group_member=bool(values.get("group_replication_group_name")),
         native_foreign_keys=(
             _is_on(values["innodb_native_foreign_keys"]) if "innodb_native_foreign_keys" in values else None
         ),
@@ -355,6 +360,34 @@ def _is_replica(
         if error_code(error) not in ACCESS_DENIED:
             raise
         return bool(values.get("gtid_slave_pos"))
+
+
+def applies_later(connection: Connection, gtids: GtidSet) -> bool:
+    """True if this member of a replication group is going to have some of these transactions: it has received them and not
+    applied them yet, or it is not online in its group, and accepts no writes. Raises SourceNotUsableError if the account may
+    not ask."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT MEMBER_STATE = 'ONLINE' OR NOT @@GLOBAL.super_read_only "
+                "FROM performance_schema.replication_group_members WHERE MEMBER_ID = @@GLOBAL.server_uuid"
+            )
+            if any(not row[0] for row in cursor.fetchall()):
+                return True
+            cursor.execute(
+                "SELECT RECEIVED_TRANSACTION_SET FROM performance_schema.replication_connection_status "
+                "WHERE CHANNEL_NAME = 'group_replication_applier' AND SERVICE_STATE = 'ON'"
+            )
+            return any(gtids.common(GtidSet.parse(str(row[0]))).intervals for row in cursor.fetchall())
+    except pymysql.MySQLError as error:
+        if error_code(error) not in ACCESS_DENIED:
+            raise
+        raise SourceNotUsableError(
+            "The server is a member of a replication group and lacks transactions that the job has read. The account may not "
+            f"ask whether it has received them: {error_text(error)}.",
+            "GRANT SELECT ON performance_schema.replication_group_members TO <account> and GRANT SELECT ON "
+            "performance_schema.replication_connection_status TO <account>.",
+        ) from error
 
 
 def replica_lag_seconds(connection: Connection, server: ServerInfo) -> float | None:

@@ -16,6 +16,7 @@ from tidemark.readers.bad_values import BadValueRule
 from tidemark.readers.found_source import FoundTables
 from tidemark.readers.lease import Lease, checkpoint_lock
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
+from tidemark.readers.log.log_batch import LogBatch
 from tidemark.readers.mysql.binlog.connection import ServerLog, different_log, file_begun
 from tidemark.readers.mysql.binlog.positions import LogPositions, log_end
 from tidemark.readers.mysql.binlog.reader import LogReader
@@ -43,6 +44,7 @@ from tidemark.readers.mysql.server import (
     ServerIdentity,
     ServerInfo,
     WatermarkMethod,
+    applies_later,
     binary_logs,
     connect_to,
     read_server,
@@ -289,7 +291,7 @@ class FoundMySql(FoundTables):
                 "in the section [auto] of the file auto.cnf in its data directory, and start it. Then run the job again: "
                 f"nothing is lost. Otherwise connect to the server that the job has read, or {START_OVER}.",
             )
-        if wanted is not None and self.info.is_replica:
+        if wanted is not None:
             _await_transactions(positions, wanted)
         place = positions.same_place(position, {schema.table: schema for schema in state.schemas})
         return self._with_file_start(place)
@@ -315,6 +317,17 @@ class FoundMySql(FoundTables):
                 raise  # the place of `since` is known by numbers alone
             return earlier
         return self._with_file_start(place)
+
+    def unread(self, state: JobState, position: Position, lost: LostTransactions | None = None) -> "UnreadRanges":
+        """`tidemark.readers.source.FindsUnread`."""
+        assert lost is None or isinstance(lost, LostGtids)
+        position, positions, ranges = binlog_position(position), self._positions(), list[LogRange]()
+        schemas = {schema.table: schema for schema in state.schemas}
+        gtids = None if lost is None else lost.gtids
+        place = positions.same_place(position, schemas, lost=gtids, unread=ranges)
+        known = positions.known_gtids(position)
+        assert known is not None, "it has a place"
+        return UnreadRanges(self._with_file_start(place), tuple(ranges), known, self.server(state))
 
     def _has_file_of(self, position: BinlogPosition) -> bool:
         try:
@@ -363,6 +376,21 @@ class LostGtids:
 
     def __str__(self) -> str:
         return self.positions.text(self.gtids)
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadRanges:
+    """`tidemark.readers.source.UnreadTransactions`: what is in the ranges, but the known transactions."""
+
+    place: BinlogPosition
+    ranges: tuple[LogRange, ...]
+    known: GtidSet
+    server: MySqlServer
+
+    def changes(self, schemas: Sequence[TableSchema]) -> Iterator[LogBatch]:
+        reader = self.server.log_reading(schemas)
+        for log_range in self.ranges:
+            yield from reader.read(log_range, skip=self.known)
 
 
 @contextmanager
@@ -422,14 +450,24 @@ def acquire_mysql_lease(job: JobFile, *, wait: bool) -> Lease:
 
 
 def _await_transactions(positions: LogPositions, wanted: GtidSet) -> None:
-    """Waits for a replica that has not received them yet."""
-    for _ in range(REPLICA_SECONDS):
-        if not wanted.minus(positions.executed()).intervals:
+    """Waits for a replica, or a member of a replication group, that does not have them yet."""
+    info = positions.server
+    for attempt in range(REPLICA_SECONDS + 1):
+        missing = wanted.minus(positions.executed())
+        if not missing.intervals:
             return
-        time.sleep(1)
+        if not info.is_replica and not (info.is_group_member and applies_later(positions.connection, missing)):
+            return
+        if attempt < REPLICA_SECONDS:
+            time.sleep(1)
+    if info.is_replica:
+        raise SourceUnavailableError(
+            "The server is a replica, and still lacks transactions that the job has read.",
+            "Wait until it has caught up, or connect to the server that was promoted.",
+        )
     raise SourceUnavailableError(
-        "The server is a replica, and still lacks transactions that the job has read.",
-        "Wait until it has caught up, or connect to the server that was promoted.",
+        "The server is a member of a replication group, and still lacks transactions that the job has read.",
+        "Wait until it has caught up, let it join its group again if it has left it, or connect to another member.",
     )
 
 

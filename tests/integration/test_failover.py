@@ -347,7 +347,8 @@ def test_a_failover_that_is_not_over_yet(source: Database, pair: tuple[Server, S
 def test_a_replica_with_transactions_of_its_own(
     source: Database, pair: tuple[Server, Server], tmp_path: Path, *, touches: bool, flush: bool
 ) -> None:
-    """Such as accounts that were created there. They don't matter, unless they changed tables of the job."""
+    """Such as accounts that were created there. They don't matter, unless they changed tables of the job: then the rows that
+    they changed are read again."""
     _, replica = pair
     await_replica(*pair)
     there = on(replica, source)
@@ -364,9 +365,42 @@ def test_a_replica_with_transactions_of_its_own(
     if touches:
         with pytest.raises(LogPositionLostError, match="change the job's tables"):
             run_epochs(job_of(there, tmp_path))
-    phases = run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot" if touches else "stop"))
-    assert ("snapshot" in phases) == touches
-    assert_copied(tmp_path / "out", there)
+    notes = Notes()
+    policy = "resnapshot" if touches else "stop"
+    assert set(run_epochs(job_of(there, tmp_path, on_log_lost=policy), notes=notes)) == {"stream"}
+    assert [f"read again: 1 key of {source.name}.orders." in text for text in moved(notes)] == [touches]
+    (assert_newest_rows if touches else assert_copied)(tmp_path / "out", there)
+
+
+@pytest.mark.servers_in_turn("own_pair", "own")
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        pytest.param("TRUNCATE orders", "its keys were not noted", id="truncate"),
+        pytest.param("ALTER TABLE orders ADD COLUMN more INT", "its columns were changed", id="altered"),
+    ],
+)
+def test_a_replica_with_transactions_of_its_own_of_which_the_keys_are_not_known(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path, own: str, reason: str
+) -> None:
+    """Only their table is read again."""
+    run_epochs(job_of(source, tmp_path))
+    await_replica(*pair)
+    there = on(pair[1], source)
+    there.execute(own, "DELETE FROM customers LIMIT 1")
+    source.execute("UPDATE order_lines SET version = version + 1")
+    run_epochs(job_of(source, tmp_path))
+    assert fail_over(source, pair) == there
+    there.execute(*UPDATE_ALL)
+    notes, evolve = Notes(), "sink.on_schema_change=evolve"
+    assert "snapshot" in run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"), evolve, notes=notes)
+    (text,) = moved(notes)
+    assert f"1 key of {source.name}.customers, all rows of {source.name}.orders ({reason})." in text
+    assert "order_lines" not in text
+    assert_newest_rows(tmp_path / "out", there)
+    there.execute(*UPDATE_ALL)
+    assert run_epochs(job_of(there, tmp_path), evolve) == ["stream"]
+    assert_newest_rows(tmp_path / "out", there)
 
 
 def test_a_transaction_of_its_own_after_what_was_read_is_followed(

@@ -39,6 +39,7 @@ GOOD = ServerInfo(
     is_replica=False,
     read_only=False,
     galera=False,
+    is_group_member=False,
     native_foreign_keys=False,
     lower_case_table_names=0,
     max_allowed_packet_bytes=64 << 20,

@@ -19,7 +19,7 @@ from tidemark.state.errors import DamagedLogError, JobFileError, LogPositionLost
 from tidemark.state.gtid import GtidSet, Interval, Source
 from tidemark.state.kernel import Int64s
 from tidemark.state.log_range import LogRange
-from tidemark.state.position import BinlogPosition
+from tidemark.state.position import BinlogPosition, Position
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
@@ -118,12 +118,14 @@ class LogPositions:
         schemas: Mapping[TableId, TableSchema],
         *,
         lost: GtidSet | None = None,
+        unread: list[LogRange] | None = None,
     ) -> BinlogPosition:
         """The position after the last transaction that another server's log has up to `position`, but those of `lost`. This
         server must have all of them, and before the position no others that changed the tables. Raises LogPositionLostError,
         with the reason.
 
-        With `lost`, the last transaction is an earlier one than the other server's. The caller has found a place without."""
+        With `lost`, the last transaction is an earlier one than the other server's. The caller has found a place without.
+        With `unread`, there may be others that changed the tables: ranges that may have them are added to it."""
         wanted = self.known_gtids(position)
         wanted = wanted if wanted is None or lost is None else wanted.minus(lost)
         if wanted is None:
@@ -148,10 +150,11 @@ class LogPositions:
                 START_OVER_NOW,
             )
         last = max((i for i, gtids in enumerate(before) if wanted.minus(gtids).intervals), default=0)
+        others = list[LogRange]()
         for i in range(last):
             # The transactions of a file are those before the next one.
             if before[i + 1].minus(before[i]).minus(wanted).intervals:
-                self._require_none_of(self._start_of(files[i]), self._start_of(files[i + 1]), wanted, schemas)
+                others.append(LogRange(self._start_of(files[i]), self._start_of(files[i + 1])))
         start = self._start_of(files[last])
         place, last_at = self._scan(start, log_end(self.connection, self.server)).after(wanted)
         if position.times is None:
@@ -165,7 +168,12 @@ class LogPositions:
                 "Its log has transactions with the same GTIDs, but they were not committed at the same time.",
                 START_OVER_NOW,
             )
-        self._require_none_of(start, place, wanted, schemas)
+        others.append(LogRange(start, place))
+        if unread is not None:
+            unread.extend(others)
+            return place
+        for log_range in others:
+            self._require_none_of(log_range, wanted, schemas)
         return place
 
     def _are_same(self, position: BinlogPosition, wanted: GtidSet, before: Mapping[str, GtidSet]) -> bool:
@@ -237,16 +245,14 @@ class LogPositions:
     def text(self, gtids: GtidSet) -> str:
         return gtids.state() if self.has_state else str(gtids)
 
-    def _require_none_of(
-        self, start: BinlogPosition, stop: BinlogPosition, known: GtidSet, schemas: Mapping[TableId, TableSchema]
-    ) -> None:
+    def _require_none_of(self, log_range: LogRange, known: GtidSet, schemas: Mapping[TableId, TableSchema]) -> None:
         """Raises LogPositionLostError if a transaction of the range that is not `known` changed the tables."""
         reader = LogReader(self.source, schemas)
         try:
-            for batch in reader.read(LogRange(start, stop), skip=known):
-                raise _foreign_transaction(str(batch.table), start)
+            for batch in reader.read(log_range, skip=known):
+                raise _foreign_transaction(str(batch.table), log_range.start)
         except SourceNotUsableError as error:  # such as an ALTER TABLE
-            raise _foreign_transaction(error.message, start) from error
+            raise _foreign_transaction(error.message, log_range.start) from error
 
     # Files
 
@@ -417,7 +423,7 @@ def _logged(position: BinlogPosition) -> GtidSet:
     return GtidSet() if position.gtids is None else position.gtid_set()
 
 
-def _foreign_transaction(what: str, start: BinlogPosition) -> LogPositionLostError:
+def _foreign_transaction(what: str, start: Position) -> LogPositionLostError:
     return LogPositionLostError(
         f"After {start} its log has transactions between those that the job has read, and the job has not read them. They "
         f"change the job's tables: {what}",
