@@ -41,7 +41,7 @@ from tidemark.state.job_state import JobState, Left
 from tidemark.state.partitions import Partition, WatchedTable
 from tidemark.state.phase import Phase
 from tidemark.state.plan import Exhausted, LogWork
-from tidemark.state.remedies import in_shell, read_again, reason, resnapshot_of
+from tidemark.state.remedies import in_shell, read_again, reason, resnapshot_of, without_start_over
 from tidemark.state.signals import NOT_PAUSED, UNSTEERED, Answer, Signal, SignalKind, steering_of
 from tidemark.state.table import TableId, TableSchema
 
@@ -180,7 +180,9 @@ def parks(
         if gone is not None:
             raise error  # the remedy of the other error would have the table read again
         return False
-    why = DROPPED if is_ignored else _why(error)
+    # Else a signal, or exclude_tables, has asked for it: the job file wants no table to be parked.
+    parks_it = is_ignored or heals > 0 or job.source.on_table_error == "park"
+    why = DROPPED if is_ignored else _why(error) if parks_it else ""
     checkpoint.create_left(state, (Left(schema.table, schema.version, why, present_us(), heals),))
     if is_ignored:
         text = f"{DROPPED} It has what the job had copied up to its last epoch."
@@ -219,11 +221,11 @@ def _may_leave(
     is_lost, is_set_back = isinstance(error, WithheldLostError), isinstance(error, CopySetBackError)
     if is_set_back and job.mode != "full+incremental":
         return False  # it could not come back
-    may_be_wanted = is_lost or is_set_back
-    is_wanted = may_be_wanted and error.table in {s.table for s in leaving_tables(job, state, None)}
     # Somebody has set the copy back, perhaps on purpose. With `stop` a person decides.
     heals_itself = 0 < heals <= MAX_HEALS and error.is_cured_by_reading and not is_set_back
-    if job.source.on_table_error == "stop" and not (is_ignored or is_wanted or heals_itself):
+    leaves_anyway = is_ignored or heals_itself or job.source.on_table_error == "park"
+    # What a signal or exclude_tables asks for comes before `stop`: the error's remedy may have named it.
+    if not (leaves_anyway or error.table in {leaving.table for leaving in leaving_tables(job, state, None)}):
         return False
     # The epoch that emits what was withheld is finished without the table's changes. What it has of others is as it was.
     if is_lost or unfinished_epoch(checkpoint) is None:
@@ -256,14 +258,21 @@ def _with_removed(error: TidemarkError, gone: Partition, job: JobFile) -> Partit
 
 
 def raise_with_way_back(error: TidemarkError, job: JobFile, state: JobState | None) -> NoReturn:
-    """Raises the error that stops the job, with the signal as its first remedy if that helps."""
-    is_cured = error.is_cured_by_reading or isinstance(error, LogPositionLostError | LostCopyError | TruncatedError)
+    """Raises the error that stops the job. If it stops because the job file wants no table to be parked, or if the table need
+    only be read again, the remedy says how that is done."""
     known = () if state is None else state.schemas
     table = next((schema.table for schema in known if schema.table == error.table), None)
-    if table is None or not is_cured or job.mode != "full+incremental":
+    if table is None or job.mode != "full+incremental":
         raise error
-    loses = " Its copy loses the rows that were truncated." if isinstance(error, TruncatedError) else ""
-    raise type(error)(error.message, f"{read_again(_name(table))}{loses} {error.remedy}", table) from error
+    again = read_again(_name(table))
+    if error.is_cured_by_reading or isinstance(error, LogPositionLostError | LostCopyError | TruncatedError):
+        loses = " Its copy loses the rows that were truncated." if isinstance(error, TruncatedError) else ""
+        raise type(error)(error.message, f"{again}{loses} {error.remedy}", table) from error
+    if job.source.on_table_error == "park" or again in error.remedy:
+        raise error
+    leave = "" if "exclude_tables" in error.remedy else " To leave its copy as it is, name it in source.exclude_tables."
+    remedy = f"{without_start_over(error.remedy)} {again}{leave}"
+    raise type(error)(error.message, remedy, table) from error
 
 
 def _heals(

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.cli import CommandLine
-from tests.support.epochs import before_the_next_epoch, run_epochs
+from tests.support.epochs import before_the_next_epoch, die_at, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.remedies import commands_in, run_command, run_through, setting_in, what_is_told
 from tests.support.remedy_ways import Settings, get_over_all, told_by, told_of
@@ -394,3 +394,47 @@ def test_a_column_that_is_renamed_while_the_job_runs(lake: Lake, tidemark: Comma
         assert told_by(job) is None
         lake.assert_equal("orders", "others")
         source.execute("UPDATE orders SET v = v + 1")
+
+
+BROKEN = {
+    "gone": ("Put it back", lambda lake: None),
+    "without its log": ("Remove what is there", lambda lake: shutil.rmtree(lake.place("orders"))),
+    "of other types": ("Delete that table and let the job create it", lambda lake: shutil.rmtree(lake.place("orders"))),
+}
+"""What the text says, and how it is done, by what becomes of the copy."""
+
+
+@pytest.mark.parametrize(
+    "how", ["gone", *(pytest.param(how, marks=pytest.mark.every_server) for how in BROKEN if how != "gone")]
+)
+def test_a_copy_that_breaks_before_its_last_epoch_counts(lake: Lake, tidemark: CommandLine, how: str) -> None:
+    """Both copies have the epoch, and the mark of that in the checkpoint is missing. No table must be parked."""
+    source, (says, done) = lake.source, BROKEN[how]
+    for table in ("orders", "others"):
+        source.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)", f"INSERT INTO {table} VALUES (1, 0)")
+    sink = {"type": "delta", "path": "./lake", "on_schema_change": "evolve", "audit_columns": AUDIT}
+    job = write_job(lake.folder, source=source_of(source, on_table_error="stop"), sink=sink)
+    run_epochs(job)
+    for table in ("orders", "others"):
+        source.execute(f"INSERT INTO {table} VALUES (2, 0)")
+    die_at(job, "driver.epoch_written")
+    break_copy(lake, how)
+    told = told_of(job, says)
+    assert "To leave its copy as it is, name it in source.exclude_tables." in told
+    done(lake)
+    forget_logs(lake)
+    run_command(told, job, tidemark)
+    for _ in range(2):
+        assert told_by(job) is None
+        lake.assert_equal("orders", "others")
+        source.execute("UPDATE orders SET v = v + 1", "UPDATE others SET v = v + 1")
+
+
+def break_copy(lake: Lake, how: str) -> None:
+    place = lake.place("orders")
+    if how == "of other types":
+        rows = lake.session.read.format("delta").load(str(place)).selectExpr("id", "'a' v", "_deleted", "_synced_at")
+        rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(place))
+    else:
+        shutil.rmtree(place if how == "gone" else place / "_delta_log")
+    forget_logs(lake)
