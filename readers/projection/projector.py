@@ -117,8 +117,9 @@ class Projector:
             text = re.split(r"[\"'(0-9]", str(error), maxsplit=1)[0].strip()  # what follows quotes the row
             raise JobFileError(
                 f"{'.'.join(setting_of(projection.schema.table, mask=False))} fails on a row: {text} ….",
-                "If a split was read, correct the row in the source. If the log was read, let the expression accept such "
-                f"values (TRY_CAST, CASE), and {START_OVER}.",
+                "Let the expression accept such values (TRY_CAST, CASE), or correct the row in the source; then "
+                f"{START_OVER}.",
+                projection.schema.table,
             ) from error
         finally:
             engine.unregister(BATCH)

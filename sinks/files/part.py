@@ -119,6 +119,11 @@ class FilesPart:
         for table in self._tables.values():
             self._complete(table)
 
+    @property
+    def folders(self) -> list[Path]:
+        """The folders that get files."""
+        return [*self._tables, *self._published]
+
     def publish(self) -> None:
         """Renames the files to their visible names."""
         complete = {table.folder: table.temporary for table in self._tables.values()} | self._published

@@ -14,7 +14,7 @@ import os
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +37,9 @@ from tidemark.sinks.sink import (
     raise_problems,
     reserved_name_findings,
 )
-from tidemark.state.change_batch import ChangeBatch, PartItem
+from tidemark.state.change_batch import LOG_PART, ChangeBatch, PartItem
 from tidemark.state.checkpoint.store import CheckpointStore
-from tidemark.state.errors import JobFileError, SinkError
+from tidemark.state.errors import JobFileError, LostCopyError, SinkError
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.remedies import ONE_NAME
 from tidemark.state.table import TableId, TableSchema
@@ -223,6 +223,20 @@ class FilesSink:
     def written(self, job: JobIdentity) -> Written:
         return FilesLedger.of(self.root, job).written()
 
+    def lacks(self, job: JobIdentity, epoch: int) -> bool:
+        """See `tidemark.sinks.sink.ProvesAbsence`. A driver may have died after it made files visible, and before it recorded
+        them. Without the ledger nobody can tell."""
+        ledger, name = FilesLedger.of(self.root, job), part_file_name(epoch, LOG_PART, self.format)
+        if not ledger.folder.is_dir():
+            return False
+        try:
+            ledger.take_over()
+            is_visible = any((folder / name).exists() for folder in self._folders(job))
+            return not is_visible and ledger.written().last_epoch < epoch
+        except OSError as exc:
+            ledger.require_owner()
+            raise SinkError(f"{self.root} can't be read: {exc}.", _CHECK_FILESYSTEM) from exc
+
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         ledger = FilesLedger.of(self.root, job)
         try:
@@ -261,9 +275,11 @@ class FilesWriter:
         if recorded is None:
             file_name = part_file_name(part.epoch, part.name, self.sink.format)
             staged = functools.partial(self.ledger.staged, part.epoch)
+            tables = dict[Path, TableId]()
             with FilesPart(staged, file_name, self.sink.format) as files:
                 for item in part.content():
                     folder = self.sink.folder(item.table)
+                    tables[folder] = item.table
                     with self._storing(part):
                         if isinstance(item, ChangeBatch):
                             files.add(folder, schemas[item.table, item.schema_version], item.rows)
@@ -276,6 +292,7 @@ class FilesWriter:
                     recorded = self.ledger.recorded(part.epoch, part.name)  # another attempt may have finished first
                     if recorded is None:
                         self.ledger.require_next(part.epoch, part.name, part.after, written)
+                        _require_folders({folder: tables[folder] for folder in files.folders})
                         files.publish()
                         self.ledger.record(part.epoch, part.name, part.row_count)
                 if recorded is None:
@@ -297,6 +314,17 @@ class FilesWriter:
                 f"{part} could not be written to {self.sink.root}: {exc}.",
                 _CHECK_FILESYSTEM,
             ) from exc
+
+
+def _require_folders(tables: Mapping[Path, TableId]) -> None:
+    """Raises LostCopyError if somebody has removed the folder of a table, before any file is visible. It is an error of this
+    table alone, unless all of `tables` have lost theirs."""
+    gone = [folder for folder in tables if not folder.is_dir()]
+    if gone:
+        table = tables[gone[0]]
+        lost = no_mark(table, gone[0], "sink.path")
+        is_alone = len(tables) == 1 or len(gone) < len(tables)
+        raise LostCopyError(f"{table}: {lost.text}", str(lost.remedy), table if is_alone else None)
 
 
 def _owner(folder: Path) -> JobIdentity | None:

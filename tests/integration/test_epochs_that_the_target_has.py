@@ -1,12 +1,15 @@
 """A run dies when the target has all of an epoch, before the checkpoint says so. Then somebody breaks a copy."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.integration.test_frozen_drivers import copied, job_into, mirror_into
-from tests.support.epochs import die_at, run_epochs
-from tests.support.remedies import remedy_of
+from tests.integration.test_frozen_drivers import copied, job_into, mirror_into, rows_of_files
+from tests.support.cli import CommandLine
+from tests.support.epochs import before_the_next_epoch, die_at, run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.remedies import remedy_of, run_command, what_is_told
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
@@ -71,3 +74,63 @@ def test_the_printed_signal_helps_if_a_table_must_not_be_parked(
     resnapshot(load_job_file(job), [TableName(source.schema, "orders")])
     run_epochs(job, stop)
     assert copied(target, source, "orders") == source.query("SELECT * FROM orders ORDER BY id")
+
+
+@pytest.mark.parametrize("policy", ["park", "stop"])
+@pytest.mark.parametrize("written", ["nothing", "only files", "all"])
+def test_a_folder_that_is_gone_is_the_trouble_of_its_table(
+    mysql_database: Database, tmp_path: Path, tidemark: CommandLine, written: str, policy: str
+) -> None:
+    """A run dies before it writes an epoch, before it records its files, or before the checkpoint says that it is written."""
+    source, out = mysql_database, tmp_path / "out"
+    job = job_of_files(source, tmp_path, policy)
+    die_at(job, "sink.before_commit" if written == "nothing" else "driver.epoch_written")
+    if written == "only files":
+        max(out.glob("_tidemark/*/e*-log.json")).unlink()
+    shutil.rmtree(out / f"{source.schema}.orders")
+    source.execute("INSERT INTO orders VALUES (3, 'third')", "INSERT INTO items VALUES (3, 'third')")
+    told = what_is_told(job)
+    assert told is not None
+    assert "orders is not marked as written by this job" in told
+    if policy == "park":
+        assert rows_of_files(out / f"{source.schema}.items") == dict(source.query("SELECT * FROM items"))
+    run_command(told, job, tidemark)
+    for _ in range(2):
+        assert what_is_told(job) is None
+        for table in ("orders", "items"):
+            assert rows_of_files(out / f"{source.schema}.{table}") == dict(source.query(f"SELECT * FROM {table}"))
+        source.execute("UPDATE orders SET note = 'fourth'", "UPDATE items SET note = 'fourth'")
+
+
+@pytest.mark.parametrize("policy", ["park", pytest.param("stop", marks=pytest.mark.every_server)])
+def test_a_folder_that_goes_while_the_job_runs_is_the_trouble_of_its_table(
+    mysql_database: Database, tmp_path: Path, tidemark: CommandLine, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    source, out = mysql_database, tmp_path / "out"
+    job = job_of_files(source, tmp_path, policy)
+    with monkeypatch.context() as patch:
+        before_the_next_epoch(patch, lambda: shutil.rmtree(out / f"{source.schema}.orders"))
+        told = what_is_told(job)
+    assert told is not None
+    assert "orders is not marked as written by this job" in told
+    if policy == "park":
+        assert rows_of_files(out / f"{source.schema}.items") == dict(source.query("SELECT * FROM items"))
+    run_command(told, job, tidemark)
+    for _ in range(2):
+        assert what_is_told(job) is None
+        for table in ("orders", "items"):
+            assert rows_of_files(out / f"{source.schema}.{table}") == dict(source.query(f"SELECT * FROM {table}"))
+        source.execute("UPDATE orders SET note = 'third'", "UPDATE items SET note = 'third'")
+
+
+def job_of_files(source: Database, folder: Path, policy: str) -> Path:
+    """A job that has copied a row of each table. Another one is to be read from the log."""
+    for table in ("orders", "items"):
+        source.execute(
+            f"CREATE TABLE {table} (id INT PRIMARY KEY, note TEXT)", f"INSERT INTO {table} VALUES (1, 'first')"
+        )
+    sink = {"type": "files", "path": str(folder / "out"), "on_schema_change": "evolve"}
+    job = write_job(folder, source=source_of(source, on_table_error=policy), sink=sink)
+    run_epochs(job)
+    source.execute("INSERT INTO orders VALUES (2, 'second')", "INSERT INTO items VALUES (2, 'second')")
+    return job

@@ -15,6 +15,7 @@ from tests.support.cli import CommandLine, tidemark  # noqa: F401  # a fixture
 from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied, read_history
 from tests.support.jobs import source_of, write_job
+from tests.support.remedies import run_command, what_is_told
 from tests.support.servers import Database
 from tests.support.workload import Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
@@ -22,6 +23,7 @@ from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.spark.stream_source import table_schema
 from tidemark.state.errors import CheckpointError, JobFileError, SourceNotUsableError, TidemarkError
+from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
@@ -210,6 +212,36 @@ def test_a_signal_lets_a_transform_change_on_which_a_row_of_the_log_failed(
     resnapshot(load_job_file(job), [TableName(database.schema, "t")])
     run_epochs(job, corrected)
     assert folded(tmp_path, database, "id", "a") == [(1, 5), (2, None)]
+
+
+@pytest.mark.parametrize("policy", ["park", pytest.param("stop", marks=pytest.mark.every_server)])
+def test_a_transform_that_fails_on_a_row_is_the_trouble_of_its_table(
+    mysql_database: Database,
+    tmp_path: Path,
+    tidemark: CommandLine,  # noqa: F811
+    policy: str,
+) -> None:
+    for name in "tu":
+        mysql_database.execute(
+            f"CREATE TABLE {name} (id INT PRIMARY KEY, a VARCHAR(9))", f"INSERT INTO {name} VALUES (1, '5')"
+        )
+    table, sink = f"{mysql_database.name}.t", {"type": "files", "path": str(tmp_path / "out")}
+    sql = {table: "SELECT id, CAST(a AS INTEGER) AS a FROM input"}
+    job = write_job(tmp_path, source=source_of(mysql_database, on_table_error=policy), transforms=sql, sink=sink)
+    run_epochs(job)
+    mysql_database.execute("INSERT INTO t VALUES (2, 'x')", "INSERT INTO u VALUES (2, 'x')")
+    told = what_is_told(job)
+    assert told is not None
+    assert f"transforms.{table} fails on a row" in told
+    assert "Let the expression accept such values (TRY_CAST, CASE), or correct the row in the source." in told
+    assert START_OVER not in told
+    if policy == "park":
+        assert read_history(tmp_path / "out", mysql_database.name, "u")["id"].to_pylist() == [1, 2]
+    run_command(told, job, tidemark)
+    for _ in range(2):
+        assert what_is_told(job, f"transforms.{table}=SELECT id, TRY_CAST(a AS INTEGER) AS a FROM input") is None
+        assert folded(tmp_path, mysql_database, "id", "a") == [(1, 5), (2, None)]
+        assert sorted(read_history(tmp_path / "out", mysql_database.name, "u")["id"].to_pylist()) == [1, 2]
 
 
 def test_what_does_not_fit_is_refused_with_its_line(

@@ -199,7 +199,7 @@ def test_values_that_the_log_leaves_out_stay_so() -> None:
 
 
 @pytest.mark.pitfall(126)
-def test_a_row_that_an_expression_does_not_bear_stops_the_job() -> None:
+def test_a_row_that_an_expression_does_not_bear_is_an_error_of_its_table() -> None:
     with pytest.raises(
         JobFileError, match=r"transforms\.shop\.orders fails on a row: Conversion Error: .* string …\."
     ) as caught:
@@ -207,6 +207,7 @@ def test_a_row_that_an_expression_does_not_bear_stops_the_job() -> None:
             ORDERS, [(INSERT, (1, "Ann", None, None, None))], transform="SELECT id, customer::INT AS c FROM input"
         )
     assert "Ann" not in str(caught.value)
+    assert caught.value.table == ORDERS.table
 
 
 def test_another_duckdb_that_makes_another_table_is_found() -> None:
