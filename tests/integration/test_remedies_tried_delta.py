@@ -401,7 +401,7 @@ BROKEN = {
     "without its log": ("Remove what is there", lambda lake: shutil.rmtree(lake.place("orders"))),
     "of other types": ("Delete that table and let the job create it", lambda lake: shutil.rmtree(lake.place("orders"))),
 }
-"""What the text says, and how it is done, by what becomes of the copy."""
+"""By what becomes of the copy: what the text says, and how it is done."""
 
 
 @pytest.mark.parametrize(
