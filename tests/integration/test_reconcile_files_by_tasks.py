@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import SparkContext
 
 from tests.integration.test_reconcile_files import folder_of
 from tests.integration.test_reconcile_texts import Toggler, keys_of
@@ -35,6 +36,8 @@ from tidemark.jobs.reconcile.range_looks import TableLook
 from tidemark.jobs.reconcile.ranges import Range
 from tidemark.jobs.reconcile.table_comparison import EVERYWHERE
 from tidemark.sinks.files import folding, merging, sink
+from tidemark.sinks.files.comparing import FilesComparison
+from tidemark.sinks.files.hashing import ChangesFile
 from tidemark.sinks.folded import rows_by_key
 from tidemark.state.errors import DifferencesError, SinkError
 from tidemark.state.position import Position
@@ -106,6 +109,43 @@ def test_spark_finds_wrong_rows_and_no_other_under_thousands_of_changes_and_the_
     assert len(read) <= 3 + 1, "only ranges with a wrong row, and those at the end of the table"
     run_epochs(job)
     assert {name: result.differences for name, result in compared_both(job).items()} == {"parts": 0, "flags": 0}
+
+
+def test_what_executors_have_read_is_lost_and_is_read_again_at_a_later_time(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The copy's files were listed by then: they lack what the source has."""
+    monkeypatch.setattr(table_comparison, "RANGES_WITHOUT_SPARK", 2)
+    source = mysql_database  # noqa: F811
+    create_parts(source, 400)
+    job = files_job_of(source, tmp_path)
+    run_epochs(job)
+    source.execute("UPDATE parts SET stars = 50 WHERE n IN (30, 31)")
+    run_epochs(job)
+    edit_files(folder_of(source, tmp_path, "parts"), faults)
+    listed, folded, lost, others = FilesComparison.to_fold, folded_copy.folded_copy, list[int](), list[int]()
+
+    def lists(copy: FilesComparison) -> list[ChangesFile]:
+        files, kept = listed(copy), SparkContext._active_spark_context
+        for number, rows in () if kept is None else kept._jsc.getPersistentRDDs().items():
+            lost.append(number)
+            rows.unpersist(True)
+            source.execute("UPDATE parts SET stars = stars + 1 WHERE n > 100")
+        return files
+
+    def counted(*arguments: Any, **options: Any) -> folded_copy.FoldedCopy | None:
+        found = folded(*arguments, **options)
+        assert found is not None
+        others.append(sum(len(keys[0]) for keys in found.others.values()))
+        return found
+
+    monkeypatch.setattr(FilesComparison, "to_fold", lists)
+    monkeypatch.setattr(table_comparison, "folded_copy", counted)
+    with following(job), pytest.raises(DifferencesError):
+        reconcile(load_job_file(job), (), as_json=True, repair=False, examples=100, patience_seconds=30)
+    (facts,) = json.loads(capsys.readouterr().out)["tables"]
+    assert (len(lost), others) == (1, [400 - 101 + 3]), "those that the source has changed, and wrong ones"
+    assert (facts["rows"], facts["behind"], keys_of(facts)) == (400, 0, FAULTS)
 
 
 @pytest.mark.parametrize(
