@@ -70,6 +70,7 @@ _VARIABLES = (
     "server_uuid",
     "group_replication_group_name",
     "gtid_slave_pos",
+    "wsrep_gtid_mode",
     "wsrep_on",
 )
 
@@ -109,6 +110,8 @@ class ServerInfo:
     is_replica: bool
     read_only: bool
     galera: bool
+    galera_gtids: bool
+    """A transaction has the same GTID on all nodes. Else each node numbers transactions itself, also those of others."""
     is_group_member: bool
     """MySQL: group replication is set up. It may be stopped."""
     native_foreign_keys: bool | None
@@ -172,6 +175,7 @@ def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
         is_replica=_is_replica(connection, flavour, version, values),
         read_only=_is_read_only(values),
         galera=_is_on(values.get("wsrep_on", "OFF")),
+        galera_gtids=_is_on(values.get("wsrep_gtid_mode", "OFF")),
         is_group_member=bool(values.get("group_replication_group_name")),
         native_foreign_keys=(
             _is_on(values["innodb_native_foreign_keys"]) if "innodb_native_foreign_keys" in values else None

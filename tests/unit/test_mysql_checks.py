@@ -39,6 +39,7 @@ GOOD = ServerInfo(
     is_replica=False,
     read_only=False,
     galera=False,
+    galera_gtids=False,
     is_group_member=False,
     native_foreign_keys=False,
     lower_case_table_names=0,
@@ -90,7 +91,7 @@ def test_a_setting_that_loses_changes_is_refused_with_what_to_set(change: dict[s
         ({"gtid_mode": "ON_PERMISSIVE"}, "gtid_mode"),
         ({"binlog_expire_seconds": 3600}, "3600 seconds"),
         ({"max_allowed_packet_bytes": 1 << 20}, "max_allowed_packet"),
-        ({"galera": True}, "Galera"),
+        ({"galera": True, "galera_gtids": True}, "Galera"),
     ],
 )
 def test_what_may_go_wrong_later_is_a_warning(change: dict[str, Any], named: str) -> None:

@@ -126,6 +126,12 @@ class LogPositions:
 
         With `lost`, the last transaction is an earlier one than the other server's. The caller has found a place without.
         With `unread`, there may be others that changed the tables: ranges that may have them are added to it."""
+        if self.server.galera and not self.server.galera_gtids:
+            raise LogPositionLostError(
+                "It is a node of a Galera cluster with wsrep_gtid_mode=OFF: each node numbers transactions itself, so "
+                "numbers don't tell where its log has what the job has read.",
+                START_OVER_NOW,
+            )
         wanted = self.known_gtids(position)
         wanted = wanted if wanted is None or lost is None else wanted.minus(lost)
         if wanted is None:
@@ -218,6 +224,12 @@ class LogPositions:
         if read_at is None or at is None:
             return not self.has_state
         return at == read_at if lacks_none and self.has_state else at <= read_at
+
+    def has_state_of(self, position: BinlogPosition) -> bool:
+        """True if MariaDB's log has the same last transactions up to a position as the log that it was taken from. Domains that
+        the server has deleted since don't count. Reads the position's file."""
+        found, known = self._read_to(BinlogPosition(position.file, position.pos)), _logged(position).intervals
+        return found.pos == position.pos and all(known.get(s) == last for s, last in _logged(found).intervals.items())
 
     def lost(self, position: BinlogPosition) -> GtidSet:
         """The transactions up to another server's position that this server lacks. None of them if the position does not

@@ -147,8 +147,17 @@ def _worth_knowing(server: ServerInfo) -> list[Finding]:
     if server.galera:
         found.append(
             warning(
-                "The server is a node of a Galera cluster: the job's lease and its positions are this node's only.",
-                "Let all runs of the job connect to the same node.",
+                "The server is a node of a Galera cluster: the job's lease is this node's only.",
+                "Let all runs of the job connect to the same node while it lives.",
+            )
+        )
+    if server.galera and not server.galera_gtids:
+        found.append(
+            warning(
+                "wsrep_gtid_mode is OFF: each node of the cluster numbers transactions itself, so the job can't continue at "
+                "another one without reading all rows again.",
+                "Set wsrep_gtid_mode=ON on all nodes, with the same wsrep_gtid_domain_id, another gtid_domain_id and a "
+                "server_id of its own for each.",
             )
         )
     return found
