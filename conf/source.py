@@ -279,7 +279,7 @@ class Source(Section):
         "refuse",
         description="MySQL, MariaDB: what happens to tables that foreign keys change by CASCADE or SET NULL where the server "
         "does not log these changes. `refuse`: the table is refused. `warn`: it is copied, and its copy keeps rows and values "
-        "that such a key has deleted or changed. `tidemark reconcile` finds them.",
+        "that such a key has deleted or changed. `tidemark reconcile JOB.yaml --repair` corrects them.",
     )
     discover_seconds: SecondsOrZero = Field(
         60.0,

@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.each_failpoint import each_failpoint
 from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
@@ -17,7 +17,6 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import pause, resnapshot, resume, stop_snapshot
 from tidemark.jobs.spark.sessions import SparkSessions
-from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, PausedError
 from tidemark.state.failpoints import FailpointError
@@ -137,7 +136,7 @@ class _Workload:
                     stop_snapshot(file, name)
 
 
-def _dying(job: Path, generator: random.Random, patch: pytest.MonkeyPatch) -> bool:
+def _dying(job: Path, generator: random.Random) -> bool:
     """Runs the job, which dies at a random point if it comes there. Returns whether it did."""
     armed, seen = set(generator.sample(POINTS, 4)), 0
     after = generator.randrange(4)
@@ -149,24 +148,14 @@ def _dying(job: Path, generator: random.Random, patch: pytest.MonkeyPatch) -> bo
             if seen > after:
                 raise FailpointError(name)
 
-    with patch.context() as inner:
-        for module in list(_modules_with_failpoints()):
-            inner.setattr(module, "failpoint", reached)
-        try:
+    try:
+        with each_failpoint(reached):
             run_epochs(job, at_most=generator.choice([1, 2, 4, None]))
-        except FailpointError:
-            return True
-        except PausedError:  # of a `stop-snapshot`
-            return False
+    except FailpointError:
+        return True
+    except PausedError:  # of a `stop-snapshot`
+        return False
     return False
-
-
-def _modules_with_failpoints() -> Iterator[Any]:
-    import sys
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("tidemark.") and getattr(module, "failpoint", None) is failpoints.failpoint:
-            yield module
 
 
 def _plain(rows: Any) -> list[tuple[Any, ...]]:
@@ -202,7 +191,7 @@ def test_they_end_equal(
     job = write_job(tmp_path, source=source_of(database, on_table_error="park"), sink=sink, snapshot=snapshot)
     deaths = 0
     for turn in range(12 if is_long else 6):
-        deaths += _dying(job, generator, monkeypatch)
+        deaths += _dying(job, generator)
         workload.change(generator.randrange(1, 40))
         if Checkpoint.at(str(tmp_path / "checkpoint")).job_state() is not None and turn:
             for _ in range(generator.randrange(3)):

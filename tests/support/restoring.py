@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pymysql
+
 from tests.support.servers import Database
 
 _NUMBERS = itertools.count(1)
@@ -45,17 +47,23 @@ class Backups:
     def _of_mysql(self) -> Callable[[], None]:
         name = self.database.name
         names = [table for (table,) in self.database.query("SHOW TABLES")]
-        creates = {table: self.database.query(f"SHOW CREATE TABLE `{table}`")[0][1] for table in names}
-        rows = {table: self.database.query(f"SELECT * FROM `{table}`") for table in names}
+        creates = {table: self.database.query(f"SHOW CREATE TABLE {_quoted(table)}")[0][1] for table in names}
+        rows = {table: self.database.query(f"SELECT * FROM {_quoted(table)}") for table in names}
 
         def restore() -> None:
+            sessions = self.database.query(
+                f"SELECT id FROM {self.database.server.processlist} WHERE db = %s AND id <> CONNECTION_ID()", (name,)
+            )
+            for (session,) in sessions:
+                with contextlib.suppress(pymysql.err.OperationalError):  # it has ended meanwhile
+                    self.database.execute(f"KILL {session}")
             self.database.execute(f"DROP DATABASE {name}", f"CREATE DATABASE {name}")
             with contextlib.closing(self.database.connect()) as connection, connection.cursor() as cursor:
                 for table, create in creates.items():
                     cursor.execute(create)
                     if rows[table]:
-                        holes = ", ".join(["%s"] * len(rows[table][0]))
-                        cursor.executemany(f"INSERT INTO `{table}` VALUES ({holes})", rows[table])
+                        holes, escaped = ", ".join(["%s"] * len(rows[table][0])), _quoted(table).replace("%", "%%")
+                        cursor.executemany(f"INSERT INTO {escaped} VALUES ({holes})", rows[table])
 
         return restore
 
@@ -68,6 +76,10 @@ class Backups:
         with self._session() as run:
             for kept in self._kept:
                 run(f"DROP DATABASE IF EXISTS {kept}")
+
+
+def _quoted(table: str) -> str:
+    return "`" + table.replace("`", "``") + "`"
 
 
 @contextmanager
