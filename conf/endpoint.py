@@ -81,6 +81,9 @@ def parse_endpoint(text: str) -> Endpoint:
     user, _, password = login.partition(":")
     if not user:
         raise ValueError(f"names no user: write {kind}://user:password@host:{DEFAULT_PORTS[kind]}/")
+    hosts = address.split(",")
+    if len(hosts) > 1 and (kind != "postgresql" or ":" in hosts[0]):
+        raise ValueError("names several hosts: write one, and another one when that is gone")
     host, port = _host_and_port(address, DEFAULT_PORTS[kind])
     return Endpoint(
         kind=kind,
