@@ -39,7 +39,7 @@ from tidemark.jobs.signals.steering import (
     steering_at,
     tell_steering,
 )
-from tidemark.jobs.sinks import make_sink, sink_identity
+from tidemark.jobs.sinks import make_sink, sink_identity, sink_needs
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.tables.discovery import Discovery
 from tidemark.jobs.tables.job_tables import (
@@ -481,7 +481,10 @@ def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None,
     try:
         # Later signals wait for the next start: they must not change what is done for these.
         seen = trouble.signals if opens else None
-        wanted = to_be_found(job, state, trouble.refused | trouble.kept, seen, trouble.looked_at_us)
+        hidden = trouble.refused | trouble.kept
+        if state is not None and {schema.table for schema in state.schemas} <= trouble.kept:
+            hidden = trouble.refused  # a source is not looked at without tables
+        wanted = to_be_found(job, state, hidden, seen, trouble.looked_at_us)
         with find_source(wanted, state) as found:
             state = _checked_state(job, found, events, admit, trouble)
             if is_new and trouble.rows is not None:
@@ -525,7 +528,10 @@ def _without_leaving_tables(
     if not leaving:
         return state
     checkpoint = Checkpoint.at(job.checkpoint)
-    if unfinished_epoch(checkpoint) is None or (opens and not stays_unfinished(job, checkpoint, state)):
+    # Where each table has a commit of its own, the others get the same without it.
+    leaves_now = sink_needs(job.sink).commits_tables and job.mode == "full+incremental"
+    is_unfinished = unfinished_epoch(checkpoint) is not None
+    if not is_unfinished or (opens and (leaves_now or not stays_unfinished(job, checkpoint, state))):
         return take_out(job, state, leaving, events, trouble.signals)
     if opens:
         trouble.kept |= {schema.table for schema in leaving}

@@ -174,7 +174,8 @@ class DeltaSink:
     def _table_findings(self, schema: TableSchema, location: Location, found: Found) -> Iterator[Finding]:
         """Yields why the copy can't store the rows of the source's table unchanged."""
         extended, later = self.audit.extended(schema), self._with_types_to_be(schema, location, found)
-        yield from table_findings(extended, location, later, self.style, self.partition_by)
+        is_adapted = self._may_get_types(schema, found)
+        yield from table_findings(extended, location, later, self.style, self.partition_by, is_adapted=is_adapted)
         if later is not found:
             yield from feed_findings(schema, location, found, list(other_types(extended, found.columns, self.style)))
         if self.audit.keeps_deleted:
@@ -244,17 +245,20 @@ class DeltaSink:
                 self._session().sql(statement)
 
     def _with_types_to_be(self, schema: TableSchema, location: Location, found: Found) -> Found:
-        """Returns the copy as the first epoch since its table came back leaves it: with the source's types. A changelog, and a
-        copy that keeps deleted rows, have rows that can't be read again, and generated columns would lose their rules: these
-        stay as they are."""
-        if self.style != "mirror" or self.audit.keeps_deleted or found.generates:
-            return found
-        if found.table_id != self._written_id(schema.table):
+        """Returns the copy as the first epoch since its table came back leaves it: with the source's types."""
+        if not self._may_get_types(schema, found):
             return found
         extended = self.audit.extended(schema)
         if not any(other_types(extended, found.columns, self.style)) or not self._is_to_be_read(location, schema):
             return found
         return replace(found, columns=with_types_of(extended, found.columns, self.style))
+
+    def _may_get_types(self, schema: TableSchema, found: Found) -> bool:
+        """True if the copy may get other types when its table is read again. A changelog, and a copy that keeps deleted rows,
+        have rows that can't be read again, and generated columns would lose their rules: these stay as they are."""
+        if self.style != "mirror" or self.audit.keeps_deleted or found.generates:
+            return False
+        return found.table_id == self._written_id(schema.table)
 
     def _is_to_be_read(self, location: Location, schema: TableSchema) -> bool:
         """True if all rows of the table are to be read again, and no epoch has written any of them to its copy."""

@@ -25,7 +25,7 @@ from tidemark.sinks.delta.rows import schema_of
 from tidemark.sinks.sink import Finding, JobIdentity, reserved_name_findings, without_column
 from tidemark.state.change_batch import meta_fields
 from tidemark.state.integer_range import IntegerRange, united
-from tidemark.state.remedies import NEEDS_KEY, START_OVER
+from tidemark.state.remedies import NEEDS_KEY, START_OVER, read_again
 from tidemark.state.table import TableSchema
 
 Style: TypeAlias = Literal["mirror", "changelog"]
@@ -302,21 +302,32 @@ def allow_columns(fields: Collection[StructField], location: Location, found: Fo
 
 
 def table_findings(
-    schema: TableSchema, location: Location, found: Found, style: Style, partition_by: PartitionBy
+    schema: TableSchema,
+    location: Location,
+    found: Found,
+    style: Style,
+    partition_by: PartitionBy,
+    *,
+    is_adapted: bool = False,
 ) -> Iterator[Finding]:
-    """Yields why a table that this job may use can't store the rows unchanged. `schema`: of the copy."""
+    """Yields why a table that this job may use can't store the rows unchanged. `schema`: of the copy. `is_adapted`: the copy
+    gets columns and types that fit when the table is read again."""
     remedy = f"Delete that table and let the job create it, or change {location.setting}."
+    of_columns = remedy
+    if is_adapted:
+        again = read_again(TableName(schema.table.database, schema.table.name))
+        of_columns = f"{again} It changes the copy so that it fits."
     existing = _by_name(found.columns)
     never_null = {column.name for column in schema.captured if not column.nullable} if style == "mirror" else set[str]()
     for field in columns_of(schema, style).fields:
         held = existing.get(field.name.lower())
         if held is None:
-            yield Finding(schema.table, f"{location} has no column {field.name}.", remedy)
+            yield Finding(schema.table, f"{location} has no column {field.name}.", of_columns)
             continue
         kind = _kind(held)
         if kind != field.dataType.simpleString():
             text = f"{location} has {field.name} as {kind}, not as {field.dataType.simpleString()}."
-            yield Finding(schema.table, text, remedy)
+            yield Finding(schema.table, text, of_columns)
         elif not held.nullable and field.name not in never_null:
             text = f"{location} has {field.name} as NOT NULL, but it may be NULL in the source."
             let = f"ALTER TABLE {location.relation} ALTER COLUMN {quoted(held.name)} DROP NOT NULL"

@@ -232,7 +232,7 @@ def test_with_stop_a_table_that_was_set_back_stops_the_job(copied: Callable[...,
     name = TableName(job.source.schema, "a")
     assert f"tidemark signal JOB.yaml resnapshot --table {name}. RESTORE TABLE delta." in caught.value.remedy
     resnapshot(load_job_file(job.path), [name])
-    assert job.run("source.on_table_error=stop") == ["a left", "a joined"]
+    assert job.run("source.on_table_error=stop") == ["a joined"]
     job.assert_equal()
     job.change()
     assert job.run("source.on_table_error=stop") == []

@@ -1,13 +1,14 @@
 """A run dies when the target has all of an epoch, before the checkpoint says so. Then somebody breaks a copy."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.integration.test_frozen_drivers import copied, job_into, mirror_into, rows_of_files
 from tests.support.cli import CommandLine
-from tests.support.epochs import before_the_next_epoch, die_at, run_epochs
+from tests.support.epochs import Notes, before_the_next_epoch, die_at, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.remedies import remedy_of, run_command, what_is_told
 from tests.support.servers import Database
@@ -102,6 +103,18 @@ def test_a_folder_that_is_gone_is_the_trouble_of_its_table(
         source.execute("UPDATE orders SET note = 'fourth'", "UPDATE items SET note = 'fourth'")
 
 
+def test_a_signal_waits_for_an_epoch_of_the_only_table(mysql_database: Database, tmp_path: Path) -> None:
+    """The files of the epoch are visible, and not recorded."""
+    source, out = mysql_database, tmp_path / "out"
+    job = job_of_files(source, tmp_path, "park", tables=("orders",))
+    die_at(job, "driver.epoch_written")
+    max(out.glob("_tidemark/*/e*-log.json")).unlink()
+    resnapshot(load_job_file(job), [TableName(source.schema, "orders")])
+    run_epochs(job, notes=(notes := Notes()))
+    assert [event for event, _ in notes.found if event in {"resumed", "joined"}] == ["resumed", "resumed", "joined"]
+    assert rows_of_files(out / f"{source.schema}.orders") == dict(source.query("SELECT * FROM orders"))
+
+
 @pytest.mark.parametrize("policy", ["park", pytest.param("stop", marks=pytest.mark.every_server)])
 def test_a_folder_that_goes_while_the_job_runs_is_the_trouble_of_its_table(
     mysql_database: Database, tmp_path: Path, tidemark: CommandLine, monkeypatch: pytest.MonkeyPatch, policy: str
@@ -123,14 +136,14 @@ def test_a_folder_that_goes_while_the_job_runs_is_the_trouble_of_its_table(
         source.execute("UPDATE orders SET note = 'third'", "UPDATE items SET note = 'third'")
 
 
-def job_of_files(source: Database, folder: Path, policy: str) -> Path:
+def job_of_files(source: Database, folder: Path, policy: str, tables: Sequence[str] = ("orders", "items")) -> Path:
     """A job that has copied a row of each table. Another one is to be read from the log."""
-    for table in ("orders", "items"):
+    for table in tables:
         source.execute(
             f"CREATE TABLE {table} (id INT PRIMARY KEY, note TEXT)", f"INSERT INTO {table} VALUES (1, 'first')"
         )
     sink = {"type": "files", "path": str(folder / "out"), "on_schema_change": "evolve"}
     job = write_job(folder, source=source_of(source, on_table_error=policy), sink=sink)
     run_epochs(job)
-    source.execute("INSERT INTO orders VALUES (2, 'second')", "INSERT INTO items VALUES (2, 'second')")
+    source.execute(*(f"INSERT INTO {table} VALUES (2, 'second')" for table in tables))
     return job

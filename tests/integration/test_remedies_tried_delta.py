@@ -438,3 +438,41 @@ def break_copy(lake: Lake, how: str) -> None:
     else:
         shutil.rmtree(place if how == "gone" else place / "_delta_log")
     forget_logs(lake)
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "is_alone"),
+    [
+        pytest.param("STRING", "stop", True, id="after a run that died, of the only table"),
+        pytest.param("STRING", "park", False, id="text", marks=pytest.mark.every_server),
+        pytest.param("BIGINT", "stop", False, id="wider", marks=pytest.mark.every_server),
+        pytest.param("SMALLINT", "park", False, id="narrower", marks=pytest.mark.every_server),
+        pytest.param("", "stop", False, id="no such column", marks=pytest.mark.every_server),
+    ],
+)
+def test_columns_that_somebody_changes_in_a_copy_are_put_right_by_the_signal(
+    lake: Lake, tidemark: CommandLine, kind: str, policy: str, *, is_alone: bool
+) -> None:
+    source, tables = lake.source, ["orders"] if is_alone else ["orders", "others"]
+    for table in tables:
+        source.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)", f"INSERT INTO {table} VALUES (1, 0)")
+    sink = {"type": "delta", "path": "./lake", "on_schema_change": "evolve"}
+    job = write_job(lake.folder, source=source_of(source, on_table_error=policy), sink=sink)
+    assert told_by(job) is None
+    source.execute(*(f"INSERT INTO {table} VALUES (2, 2)" for table in tables))
+    if is_alone:
+        die_at(job, "driver.epoch_written")
+    place, columns = str(lake.place("orders")), ["id", *([f"CAST(v AS {kind}) v"] if kind else [])]
+    rows = lake.session.read.format("delta").load(place).selectExpr(*columns)
+    rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(place)
+    forget_logs(lake)
+    told = told_of(job, "It changes the copy so that it fits.")
+    assert "elete" not in told
+    run_command(told, job, tidemark)
+    for _ in range(2):
+        assert told_by(job) is None
+        for table in tables:
+            held = lake.session.read.format("delta").load(str(lake.place(table)))
+            assert [kind for _, kind in held.dtypes] == ["int", "int"]
+            assert Counter(map(tuple, held.collect())) == Counter(source.query(f"SELECT id, v FROM {table}"))
+        source.execute(*(f"UPDATE {table} SET v = v + 1" for table in tables))
