@@ -28,7 +28,7 @@ from tidemark.jobs.recovery.lost_rows import require_published
 from tidemark.jobs.recovery.proven_log import require_known_log
 from tidemark.jobs.recovery.regained_log import regains_log
 from tidemark.jobs.recovery.server_upgrade import tidy_marks
-from tidemark.jobs.recovery.set_back import goes_back
+from tidemark.jobs.recovery.set_back import MAX_IN_A_ROW, goes_back, lacks_only_the_driver
 from tidemark.jobs.signals.repairs import read_again
 from tidemark.jobs.signals.signal_table import SignalTable
 from tidemark.jobs.signals.steering import (
@@ -144,7 +144,8 @@ class OpenedJob:
     """A held job whose sink is ready. `job`: its job file, with the settings of signals. `again` opens it once more under the
     same lease: tables may have left or joined. `finishes`: only the planned epoch is to run, before tables leave; then the job
     must be opened again. `rows`: gives signals while it runs. `began_us`: when the run began, microseconds since 1970.
-    `discovery`: looks for new tables while it runs."""
+    `discovery`: looks for new tables while it runs. `taken_again`: the newest committed epoch, each time that the target had to
+    be taken over again."""
 
     job: JobFile
     held: HeldJob
@@ -154,6 +155,7 @@ class OpenedJob:
     discovery: Discovery
     finishes: bool = False
     rows: SignalTable | None = None
+    taken_again: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -229,6 +231,7 @@ def _opened(
     began_us: int,
     discovery: Discovery,
     number: int | None = None,
+    taken_again: Sequence[int] = (),
 ) -> OpenedJob:
     """`number`: of this driver, if it has one already and nothing was written to the sink with it."""
     sink = make_sink(job)
@@ -253,15 +256,17 @@ def _opened(
     schemas = {(schema.table, schema.version): schema for schema in held.state.outputs}
     writing = Writing(sink, identity, schemas)
     tell_steering(job, held.steering, events)
+    again = list(taken_again)
     return OpenedJob(
         steered(job, held.steering),
         held,
         writing,
-        lambda: _opened(job, events, lease, recorder, rows, began_us, discovery),
+        lambda: _opened(job, events, lease, recorder, rows, began_us, discovery, taken_again=again),
         began_us,
         discovery,
         finishes=bool(trouble.kept),
         rows=rows,
+        taken_again=again,
     )
 
 
@@ -375,12 +380,26 @@ def require_another_startup(error: TidemarkError, job: JobFile, opened: OpenedJo
         removes_late_report(error, job, opened.writing.job, opened.writing.sink)
         or changes_columns(error, job, state, opened.writing.sink, events)
         or goes_back(error, job, state, opened.writing.sink, events)  # an older copy may lack what the table needs
+        or _takes_over_again(error, job, opened, events)
         or _leave(error, job, state, events, opened.began_us)
         or follows_another_server(error, job, state, events)
         or regains_log(error, job, state, events)
         or reads_all_again(error, job, state, events)
     ):
         raise_with_way_back(error, job, state)
+
+
+def _takes_over_again(error: TidemarkError, job: JobFile, opened: OpenedJob, events: Events) -> bool:
+    """Lets the job be opened again, and so take over a target that has all, but was set back to before this run."""
+    committed = Checkpoint.at(job.checkpoint).committed_epoch()
+    if opened.taken_again.count(committed) >= MAX_IN_A_ROW:
+        return False
+    if not lacks_only_the_driver(error, job, opened.held.state, opened.writing.sink):
+        return False
+    opened.taken_again.append(committed)
+    text = f"{error.message} The target has all epochs that the job has written. So the job takes it over again."
+    events.note("warning", text=text)
+    return True
 
 
 def _leave(

@@ -143,6 +143,19 @@ def goes_back(
     return True
 
 
+def lacks_only_the_driver(error: TidemarkError, job: JobFile, state: JobState, sink: Sink) -> bool:
+    """True if the target has all that the job has written: it was set back to before this driver has taken it over, and need
+    only be taken over again. `error`: of a run that has refused to write to it."""
+    if not isinstance(error, TargetSetBackError):
+        return False
+    checkpoint = Checkpoint.at(job.checkpoint)
+    written = sink.written(JobIdentity(state.job_uuid, state.job_name))
+    committed, planned = checkpoint.committed_epoch(), max(checkpoint.plan_epochs(), default=0)
+    if written is None or committed == 0 or written.last_epoch > planned or written.log_epoch > committed:
+        return False
+    return written.before(committed + 1) == reached_before(checkpoint, state, committed, planned)
+
+
 def _reads_altered(
     error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events, written: Written
 ) -> bool:

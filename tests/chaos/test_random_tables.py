@@ -2,6 +2,7 @@
 that are set back, with deaths and other drivers at random points. What a run has copied that ends by itself is the source's."""
 
 import contextlib
+import itertools
 import json
 import random
 import secrets
@@ -21,7 +22,7 @@ from tests.support.frozen import end_lease, of_another_process
 from tests.support.jobs import source_of, write_job
 from tests.support.lost_logs import lose_log
 from tests.support.random_ddl import alter
-from tests.support.random_tables import RandomTables
+from tests.support.random_tables import REFUSALS, RandomTables
 from tests.support.random_values import as_text
 from tests.support.reconciling import compared
 from tests.support.restoring import Backups, backups_of
@@ -150,6 +151,7 @@ class Chaos:
         self.file, self.schema = load_job_file(job), tables.database.schema
         self.backup: Callable[[], None] | None = None
         self.counts = Counter[str]()
+        self.is_replaced = False
 
     def note(self, what: str, more: object = "") -> None:
         self.counts[what] += 1
@@ -186,6 +188,7 @@ class Chaos:
 
         notes = Notes()
         self.note("runs")
+        self.is_replaced = False
         try:
             with each_failpoint(reached) if dies else contextlib.nullcontext(), pytest.MonkeyPatch.context() as patch:
                 patch.setattr(lease, "PING_SECONDS", 3600.0)  # a frozen driver does not notice that its lease is lost
@@ -197,7 +200,7 @@ class Chaos:
         except PausedError:
             return False
         except JobHeldError:
-            assert self.counts["replaced"]
+            assert self.is_replaced
             return False
         except SinkError as error:
             self._follow(error)
@@ -211,7 +214,7 @@ class Chaos:
         chance = self.generator.random()
         if chance < 0.05 and self.backup is not None:
             self.restore()
-        elif chance < 0.08 and point.partition(".")[0] in OF_THE_LOOP:
+        elif chance < 0.08 and point.partition(".")[0] in OF_THE_LOOP and not self.is_replaced:
             self._replace()
         elif chance < 0.3:
             alter(self.tables)
@@ -221,6 +224,7 @@ class Chaos:
     def _replace(self) -> None:
         """The driver is frozen at this point. Another one takes the job over."""
         self.note("replaced")
+        self.is_replaced = True
         source, errors = self.tables.database, list[BaseException]()
         if source.kind == "postgres":
             source.query("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks JOIN pg_database d ON d.oid = database "
@@ -351,6 +355,40 @@ class Chaos:
         self.compare()
 
 
+@contextlib.contextmanager
+def _writing_beside(tables: RandomTables) -> Iterator[None]:
+    """Another session writes and alters all the time."""
+    beside, stopped, errors = (
+        RandomTables(tables.database, random.Random(tables.generator.random()), plain=tables.plain),
+        threading.Event(),
+        [],
+    )
+    beside.numbers = itertools.count(10**6 + next(tables.numbers) * 1000)
+
+    def write() -> None:
+        try:
+            while not stopped.wait(0.02):
+                with contextlib.suppress(*REFUSALS):  # a table is gone since it was looked at
+                    if beside.generator.random() < 0.15:
+                        alter(beside)
+                    else:
+                        beside.change()
+        except BaseException as error:  # noqa: BLE001 -- raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+        tables.done.extend(["== beside", *beside.done, "== after it"])
+        tables.prepared.extend(beside.prepared)
+    for error in errors:
+        raise error
+
+
 def _chaos(
     database: Database,
     copy: Callable[[], Copy],
@@ -364,6 +402,7 @@ def _chaos(
     print(f"seed {seed}")
     generator = random.Random(seed)
     tables = RandomTables(database, generator, plain=plain)
+    tables.begin()
     job = write_job(
         folder,
         source=source_of(database, on_table_error="park", on_log_lost="resnapshot"),
@@ -373,7 +412,9 @@ def _chaos(
     )
     chaos = Chaos(job, tables, copy())
     try:
-        for _ in range(turns):
+        for turn in range(turns):
+            with _writing_beside(tables) if turn % 3 == 2 else contextlib.nullcontext():  # not in the short version
+                chaos.run(dies=True)
             chaos.turn()
         chaos.end()
     finally:

@@ -1,6 +1,8 @@
 """A target is set back while a run writes to it: a standby that lagged behind takes over, or somebody restores a backup. One
 that only answers for a moment, and takes no writes, is no target that was set back."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,10 +14,13 @@ from tests.support.jobs import source_of, write_job
 from tests.support.postgres_standby import primary_and_standby
 from tests.support.restoring import Backups, backups_of
 from tests.support.servers import Database
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.sinks.sink import JobIdentity, Written
 from tidemark.state import failpoints
-from tidemark.state.errors import SinkUnavailableError
+from tidemark.state.errors import SinkUnavailableError, TargetSetBackError
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.plan import PlanRecord
 
@@ -301,6 +306,65 @@ def test_the_older_target_has_all_epochs_and_lacks_an_alter_of_a_copy(
     expected = source.query("SELECT id, note, amount FROM orders ORDER BY id")
     assert target.database.query("SELECT id, note, amount FROM copy_orders ORDER BY id") == expected
     assert target.database.query("SELECT id, note FROM copy_items") == [(1, "x")]
+
+
+@pytest.mark.servers_in_turn("target")
+@pytest.mark.parametrize("splits", [False, True])
+def test_the_older_target_has_all_epochs_and_lacks_only_the_driver(
+    mysql_database: Database, target: Backups, tmp_path: Path, splits: bool
+) -> None:
+    """The backup is from before the run, which has written nothing yet. `splits`: it reads a table again."""
+    source = mysql_database
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)", "INSERT INTO orders VALUES (1, 'first')")
+    job = job_into(target, source, tmp_path)
+    run_epochs(job, "trigger=once")
+    source.execute("UPDATE orders SET note = 'second'")
+    run_epochs(job, "trigger=once")
+    restore = target.take()
+    source.execute("INSERT INTO orders VALUES (2, 'third')")
+    if splits:
+        resnapshot(load_job_file(job), [TableName(source.name, "orders")])
+    notes = run_with(job, restore, interval_seconds=None, ends=False)
+    assert target.database.query("SELECT * FROM copy_orders ORDER BY id") == [(1, "second"), (2, "third")]
+    warnings = [facts["text"] for event, facts in notes.found if event == "warning"]
+    assert [text for text in warnings if "The target has all epochs" in text], warnings
+
+
+def test_older_files_have_all_epochs_and_lack_only_the_driver(mysql_database: Database, tmp_path: Path) -> None:
+    source, out = mysql_database, tmp_path / "out"
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)", "INSERT INTO orders VALUES (1, 'first')")
+    job = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": str(out), "format": "jsonl"})
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'second'")
+    run_epochs(job)
+    shutil.copytree(out, tmp_path / "backup")
+    source.execute("INSERT INTO orders VALUES (2, 'third')")
+
+    def restore() -> None:
+        shutil.rmtree(out)
+        shutil.copytree(tmp_path / "backup", out)
+
+    run_with(job, restore, interval_seconds=None, ends=False)
+    texts = [file.read_text() for file in sorted((out / f"{source.name}.orders").glob("*.jsonl"))]
+    assert [json.loads(line)["note"] for text in texts for line in text.splitlines()] == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("target", ["postgres"], indirect=True)
+def test_a_target_that_is_set_back_to_before_the_run_again_and_again_ends_it(
+    mysql_database: Database, target: Backups, tmp_path: Path
+) -> None:
+    source = mysql_database
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)", "INSERT INTO orders VALUES (1, 'first')")
+    job = job_into(target, source, tmp_path)
+    run_epochs(job, "trigger=once")
+    source.execute("UPDATE orders SET note = 'second'")
+    run_epochs(job, "trigger=once")
+    restore = target.take()
+    source.execute("INSERT INTO orders VALUES (2, 'third')")
+    with pytest.raises(TargetSetBackError, match="names driver 2 as owner"):
+        run_with(job, *[restore] * 10, interval_seconds=None, ends=False)
+    run_epochs(job, "trigger=once")
+    assert target.database.query("SELECT * FROM copy_orders ORDER BY id") == [(1, "second"), (2, "third")]
 
 
 @pytest.mark.parametrize("target", ["postgres"], indirect=True)

@@ -1,6 +1,7 @@
 """Random tables with odd names and columns, and random transactions that write to them."""
 
 import contextlib
+import itertools
 import random
 from collections.abc import Iterator
 
@@ -33,12 +34,15 @@ class RandomTables:
         self.is_postgres = database.kind == "postgres"
         self.family = "postgres" if self.is_postgres else "mysql"
         self.types = (PLAIN_TYPES if plain else TYPES)[self.family]
-        self.numbers = iter(range(1, 10**6))
+        self.numbers = itertools.count(1)
         self.prepared: list[str] = []
         self.done: list[str] = []
+
+    def begin(self) -> None:
+        """Creates the first tables, with rows."""
         if self.is_postgres:
             self.execute("CREATE TYPE mood AS ENUM ('x', 'y')")
-        for name in generator.sample(TABLE_NAMES, 3):
+        for name in self.generator.sample(TABLE_NAMES, 3):
             self.execute(*self.create(name))
             for _ in range(3):
                 self._write(name, 12)
