@@ -403,6 +403,39 @@ def test_a_replica_with_transactions_of_its_own_of_which_the_keys_are_not_known(
     assert_newest_rows(tmp_path / "out", there)
 
 
+@pytest.mark.servers_in_turn("own_pair")
+def test_a_replica_with_transactions_of_its_own_that_lacks_what_was_read(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path
+) -> None:
+    """The rows are read again that either of them changed."""
+    _, replica = pair
+    run_epochs(job_of(source, tmp_path))
+    await_replica(*pair)
+    there = on(replica, source)
+    there.execute("DELETE FROM customers LIMIT 1")
+    source.execute("UPDATE order_lines SET version = version + 1")
+    run_epochs(job_of(source, tmp_path))
+    await_replica(*pair)
+    stop_receiving(replica)
+    source.execute(
+        "UPDATE orders SET version = 9 WHERE id IN (3, 4)", "INSERT INTO orders (uid, version) VALUES (7, 1)"
+    )
+    run_epochs(job_of(source, tmp_path))
+    promote(replica)
+    there.execute("UPDATE orders SET version = 10 WHERE id = 4")
+    notes = Notes()
+    with pytest.raises(LogPositionLostError, match="Only the other server had them"):
+        run_epochs(job_of(there, tmp_path))
+    assert set(run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"), notes=notes)) == {"stream"}
+    (text,) = moved(notes)
+    assert "Only the other server had them. Before the last one that the job has read, its log has transactions" in text
+    assert f"read again: 1 key of {source.name}.customers, 3 keys of {source.name}.orders." in text
+    assert_newest_rows(tmp_path / "out", there)
+    there.execute(*UPDATE_ALL)
+    assert run_epochs(job_of(there, tmp_path)) == ["stream"]
+    assert_newest_rows(tmp_path / "out", there)
+
+
 def test_a_transaction_of_its_own_after_what_was_read_is_followed(
     source: Database, pair: tuple[Server, Server], tmp_path: Path
 ) -> None:

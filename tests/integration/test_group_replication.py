@@ -102,7 +102,7 @@ def test_a_member_that_has_committed_in_another_order(
 def test_a_member_that_applies_late_is_waited_for(
     source: Database, group: list[Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It has received what the job has read."""
+    """It has received what the job has read, or has left its group and may join it again."""
     monkeypatch.setattr(mysql_source, "REPLICA_SECONDS", 1)
     there = on(group[1], source)
     run_epochs(job_of(source, tmp_path))
@@ -120,6 +120,12 @@ def test_a_member_that_applies_late_is_waited_for(
         remedy = remedy_of(job_of(there, tmp_path), SourceUnavailableError)
         assert remedy.startswith("Wait until it has caught up")
         grants = remedy_of(job_of(there, tmp_path, url=little), SourceNotUsableError)
+    execute(group[1], "STOP GROUP_REPLICATION")
+    source.execute(UPDATE_1)
+    run_epochs(job_of(source, tmp_path))
+    assert "let it join its group again" in remedy_of(job_of(there, tmp_path), SourceUnavailableError)
+    join(group[1])
+    await_online(group)
     execute(group[0], *grants.rstrip(".").replace("<account>", "reads_little").split(" and "))
     await_applied(group)
     there.execute(*UPDATE_ALL)
