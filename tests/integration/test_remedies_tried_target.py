@@ -37,7 +37,10 @@ WRITE = "INSERT INTO orders VALUES (3, 'c')"
 FITS = "Drop that table, or change it so that it fits"
 ALTERS = "It changes the copy so that it fits."
 NARROW = "ALTER TABLE copy_orders ALTER note TYPE varchar(1)"
-MORE = "ALTER TABLE copy_orders ADD more int NOT NULL DEFAULT 1, ALTER more DROP DEFAULT"
+MORE = (
+    "ALTER TABLE copy_orders ADD more int NOT NULL DEFAULT 1",
+    "ALTER TABLE copy_orders ALTER more DROP DEFAULT",
+)
 
 TO_POSTGRES = {
     "a column that was narrowed": Trouble((NARROW,), WRITE, ALTERS),
@@ -46,9 +49,9 @@ TO_POSTGRES = {
         ("ALTER TABLE copy_orders ALTER note SET NOT NULL",), "INSERT INTO orders VALUES (3, NULL)", ALTERS
     ),
     "another column that must have a value may be null": Trouble(
-        (MORE,), WRITE, FITS, ("ALTER TABLE copy_orders ALTER more DROP NOT NULL",)
+        MORE, WRITE, FITS, ("ALTER TABLE copy_orders ALTER more DROP NOT NULL",)
     ),
-    "a copy with such a column is dropped": Trouble((MORE,), WRITE, FITS, ("DROP TABLE copy_orders",)),
+    "a copy with such a column is dropped": Trouble(MORE, WRITE, FITS, ("DROP TABLE copy_orders",)),
     "an index that the copy violates is dropped": Trouble(
         ("CREATE UNIQUE INDEX one ON copy_orders (note)",),
         "INSERT INTO orders VALUES (3, 'a')",
