@@ -3,6 +3,7 @@
 import time
 
 from tidemark.conf.model import JobFile
+from tidemark.conf.quantities import Every
 from tidemark.jobs.monitoring.run_record import last_run, state_of
 from tidemark.jobs.recovered_state import recover_state, required_state
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -26,8 +27,8 @@ class NotComparableError(Exception):
 
 
 class CopyProgress:
-    """`patience_seconds`: how long to wait while the job commits nothing. None: PATIENCE_SECONDS if it runs, else not at
-    all."""
+    """`patience_seconds`: how long to wait while the job commits nothing. None: PATIENCE_SECONDS if it runs, or two
+    intervals of its trigger if that is longer; else not at all."""
 
     def __init__(self, checkpoint: Checkpoint, job: JobFile, patience_seconds: float | None = None) -> None:
         self._checkpoint, self._job, self._patience = checkpoint, job, patience_seconds
@@ -101,4 +102,7 @@ class CopyProgress:
     def _seconds(self) -> float:
         if self._patience is not None:
             return self._patience
-        return PATIENCE_SECONDS if self.runs() else 0.0
+        if not self.runs():
+            return 0.0
+        trigger = self._job.trigger
+        return max(PATIENCE_SECONDS, 2 * trigger.interval_seconds) if isinstance(trigger, Every) else PATIENCE_SECONDS

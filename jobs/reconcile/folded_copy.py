@@ -89,7 +89,9 @@ def folded_copy(
     """Lets tasks compare a whole table. None if they can't: the log left out values of a row that got another key."""
     hashing = copy.hashing
     files = [replace(file, is_early=True) for file in copy.to_fold()]
-    offset = log.version_offset  # it never falls, and was known before the files had it
+    offset = (
+        log.version_offset
+    )  # known before files have it; before the log's end, because the job may go on in another log
     since = log.end().version_before + offset
     groups, size = _groups(files)
     parallelism, split_rows = look.job.snapshot.parallelism, look.job.snapshot.split_rows

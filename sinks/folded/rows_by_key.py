@@ -30,6 +30,7 @@ MAX_ROWS = 4 << 20
 CHUNK_ROWS = 1 << 20
 KEY_COLUMNS = 2
 _BUCKET_BITS = 8
+_PIECE_BITS = 5
 _Numbers = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 _Keys = tuple[npt.NDArray[np.uint64], ...]
@@ -74,6 +75,13 @@ class Cuts:
         """`expected`: rows whose `version` is that of their key's cut."""
         rows = expected.newest()
         return cls(rows.keys, np.maximum(rows.version, others), others)
+
+    def before_all(self, rows: HashedRows) -> HashedRows:
+        """Returns the same as `before`, in less memory."""
+        if not (rows.version > self.others).any():
+            return rows.taken(np.zeros(len(rows), np.bool_))
+        pieces = (rows.keys[0] >> np.uint64(64 - _PIECE_BITS)).astype(np.uint8)
+        return together([self.before(rows.taken(pieces == piece)) for piece in range(1 << _PIECE_BITS)])
 
     def before(self, rows: HashedRows) -> HashedRows:
         """Returns for each key that has later changes its last change that counts, in the order of the keys. A key that has
@@ -160,7 +168,8 @@ class RowsByKey:
             (self._base, self._before), self._spilled = self._spilled.sorted(self.truncated, cuts), None
         elif self._base is None:
             rows = added.after(self.truncated)
-            self._base, self._before = rows.newest(), None if cuts is None else cuts.before(rows)
+            self._before = None if cuts is None else cuts.before_all(rows)
+            self._base = rows.newest()
         elif len(added):
             recent = together([added] if self._recent is None else [self._recent, added])
             recent = recent.after(self.truncated).newest()

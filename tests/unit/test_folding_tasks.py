@@ -72,3 +72,11 @@ def test_rows_of_an_earlier_time_take_as_much_memory(monkeypatch: pytest.MonkeyP
     found, of_many = folded(400_000, of_nobody=3, read_at=1)
     assert facts(found) == (KEYS, 0, 0, 0)
     assert of_many < 1.2 * of_few
+
+
+def test_rows_of_an_earlier_time_take_hardly_more_memory_than_those_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_by_key, "MAX_ROWS", 1 << 30)
+    _, of_now = folded(400_000)
+    found, of_then = folded(400_000, of_nobody=3, read_at=12)
+    assert facts(found) == (KEYS, 0, 0, 0)
+    assert of_then < 1.2 * of_now
