@@ -242,7 +242,7 @@ class Chaos:
 
         thread = threading.Thread(target=other)
         thread.start()
-        thread.join(200)
+        thread.join(600)
         assert not thread.is_alive()
         for error in errors:
             raise error
@@ -407,7 +407,7 @@ def _chaos(
         folder,
         source=source_of(database, on_table_error="park", on_log_lost="resnapshot"),
         snapshot={"split_rows": 10, "parallelism": 2, "interleave": generator.random() < 0.7},
-        log={"max_batch_bytes": generator.choice(("2KiB", "64MiB"))},
+        log={"max_batch_bytes": generator.choice(("16KiB", "64MiB"))},
         sink=sink,
     )
     chaos = Chaos(job, tables, copy())

@@ -79,8 +79,11 @@ def of_another_process(job: Path) -> str:
 
 
 def end_lease(source: Database, job: Path) -> None:
-    """Ends the connection that holds the job's lease, as a server does with one of a frozen process. MySQL, MariaDB."""
+    """Ends the connection that holds the job's lease, as a server does with one of a frozen process, if it has not done so.
+    MySQL, MariaDB."""
     lock = checkpoint_lock(load_job_file(job).checkpoint)
     ((holder,),) = source.query("SELECT IS_USED_LOCK(%s)", (lock,))
+    if holder is None:
+        return
     source.execute(f"KILL {holder}")
     wait_until(lambda: source.query("SELECT IS_USED_LOCK(%s)", (lock,)) != [(holder,)])
