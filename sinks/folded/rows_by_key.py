@@ -28,9 +28,9 @@ from tidemark.state.table import TableId, TableSchema
 
 MAX_ROWS = 4 << 20
 CHUNK_ROWS = 1 << 20
+PIECE_ROWS = 1 << 18
 KEY_COLUMNS = 2
 _BUCKET_BITS = 8
-_PIECE_BITS = 5
 _Numbers = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 _Keys = tuple[npt.NDArray[np.uint64], ...]
@@ -75,13 +75,6 @@ class Cuts:
         """`expected`: rows whose `version` is that of their key's cut."""
         rows = expected.newest()
         return cls(rows.keys, np.maximum(rows.version, others), others)
-
-    def before_all(self, rows: HashedRows) -> HashedRows:
-        """Returns the same as `before`, in less memory."""
-        if not (rows.version > self.others).any():
-            return rows.taken(np.zeros(len(rows), np.bool_))
-        pieces = (rows.keys[0] >> np.uint64(64 - _PIECE_BITS)).astype(np.uint8)
-        return together([self.before(rows.taken(pieces == piece)) for piece in range(1 << _PIECE_BITS)])
 
     def before(self, rows: HashedRows) -> HashedRows:
         """Returns for each key that has later changes its last change that counts, in the order of the keys. A key that has
@@ -167,9 +160,13 @@ class RowsByKey:
                 self._spilled.add(added)
             (self._base, self._before), self._spilled = self._spilled.sorted(self.truncated, cuts), None
         elif self._base is None:
-            rows = added.after(self.truncated)
-            self._before = None if cuts is None else cuts.before_all(rows)
-            self._base = rows.newest()
+            base, before = list[HashedRows](), list[HashedRows]()
+            for piece in _by_keys(added):
+                rows = piece.after(self.truncated)
+                base.append(rows.newest())
+                if cuts is not None:
+                    before.append(cuts.before(rows))
+            self._base, self._before = together(base), together(before) if before else None
         elif len(added):
             recent = together([added] if self._recent is None else [self._recent, added])
             recent = recent.after(self.truncated).newest()
@@ -278,6 +275,17 @@ class SeenKeys:
             places = places_of(others, keys)
             found[places[places >= 0]] = True
         return found
+
+
+def _by_keys(rows: HashedRows) -> Iterator[HashedRows]:
+    """Yields the rows in pieces, by the first bits of their keys. To sort a piece takes less memory and time."""
+    bits = (len(rows) // PIECE_ROWS).bit_length()
+    if not bits:
+        yield rows
+        return
+    pieces = rows.keys[0] >> np.uint64(64 - bits)
+    for piece in range(1 << bits):
+        yield rows.taken(np.flatnonzero(pieces == np.uint64(piece)))
 
 
 def places_of(wanted: _Keys, keys: _Keys) -> _Numbers:

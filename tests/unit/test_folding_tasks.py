@@ -76,6 +76,7 @@ def test_rows_of_an_earlier_time_take_as_much_memory(monkeypatch: pytest.MonkeyP
 
 def test_rows_of_an_earlier_time_take_hardly_more_memory_than_those_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_by_key, "MAX_ROWS", 1 << 30)
+    monkeypatch.setattr(rows_by_key, "PIECE_ROWS", 1 << 14)
     _, of_now = folded(400_000)
     found, of_then = folded(400_000, of_nobody=3, read_at=12)
     assert facts(found) == (KEYS, 0, 0, 0)
