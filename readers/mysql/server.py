@@ -29,6 +29,11 @@ from tidemark.state.remedies import START_OVER
 
 WatermarkMethod = Literal["gtid", "log_status", "consistent_snapshot"]
 
+GroupApplies = Literal["later", "perhaps", "never"]
+"""`later`: it has received transactions and not applied them yet, it can't reach half of its group or more (it sees itself as
+online, without end), or it is not online and accepts no writes. `perhaps`: it is online. What was sent to it may not be noted
+yet as received, and members that are gone not as unreachable. `never`: it has left its group, and accepts writes."""
+
 OLDEST: dict[Flavour, tuple[int, int, int]] = {"mysql": (8, 0, 1), "mariadb": (10, 5, 0)}
 """The first versions with binlog_row_metadata, for messages."""
 
@@ -366,23 +371,27 @@ def _is_replica(
         return bool(values.get("gtid_slave_pos"))
 
 
-def applies_later(connection: Connection, gtids: GtidSet) -> bool:
-    """True if this member of a replication group is going to have some of these transactions: it has received them and not
-    applied them yet, or it is not online in its group, and accepts no writes. Raises SourceNotUsableError if the account may
-    not ask."""
+def group_applies(connection: Connection, gtids: GtidSet) -> GroupApplies:
+    """Whether this member of a replication group is going to have some of these transactions, which it has not. Raises
+    SourceNotUsableError if the account may not ask."""
     try:
         with connection.cursor() as cursor:
+            # MySQL 8.0: after a restart, the server's own row has no MEMBER_ID until it joins its group again.
             cursor.execute(
-                "SELECT MEMBER_STATE = 'ONLINE' OR NOT @@GLOBAL.super_read_only "
-                "FROM performance_schema.replication_group_members WHERE MEMBER_ID = @@GLOBAL.server_uuid"
+                "SELECT COALESCE(MAX(MEMBER_ID = @@GLOBAL.server_uuid AND MEMBER_STATE = 'ONLINE'), 0), "
+                "COALESCE(SUM(MEMBER_STATE = 'UNREACHABLE') * 2 >= COUNT(*), 0), @@GLOBAL.super_read_only "
+                "FROM performance_schema.replication_group_members"
             )
-            if any(not row[0] for row in cursor.fetchall()):
-                return True
+            online, lacks_majority, read_only = map(bool, cursor.fetchone() or (0, 0, 0))
+            if lacks_majority or (read_only and not online):
+                return "later"
             cursor.execute(
                 "SELECT RECEIVED_TRANSACTION_SET FROM performance_schema.replication_connection_status "
                 "WHERE CHANNEL_NAME = 'group_replication_applier' AND SERVICE_STATE = 'ON'"
             )
-            return any(gtids.common(GtidSet.parse(str(row[0]))).intervals for row in cursor.fetchall())
+            if any(gtids.common(GtidSet.parse(str(row[0]))).intervals for row in cursor.fetchall()):
+                return "later"
+            return "perhaps" if online else "never"
     except pymysql.MySQLError as error:
         if error_code(error) not in ACCESS_DENIED:
             raise

@@ -41,12 +41,13 @@ from tidemark.readers.mysql.schema.table_checks import wait_for_alter
 from tidemark.readers.mysql.schema.table_facts import read_tables
 from tidemark.readers.mysql.schema.widening import widens
 from tidemark.readers.mysql.server import (
+    GroupApplies,
     ServerIdentity,
     ServerInfo,
     WatermarkMethod,
-    applies_later,
     binary_logs,
     connect_to,
+    group_applies,
     read_server,
     replica_lag_seconds,
     require_identity,
@@ -471,14 +472,19 @@ def _another_node() -> LogPositionLostError:
 def _await_transactions(positions: LogPositions, wanted: GtidSet) -> None:
     """Waits for a replica, or a member of a replication group, that does not have them yet."""
     info = positions.server
+    applies: GroupApplies = "never"
     for attempt in range(REPLICA_SECONDS + 1):
         missing = wanted.minus(positions.executed())
         if not missing.intervals:
             return
-        if not info.is_replica and not (info.is_group_member and applies_later(positions.connection, missing)):
-            return
+        if not info.is_replica:
+            applies = group_applies(positions.connection, missing) if info.is_group_member else "never"
+            if applies == "never":
+                return
         if attempt < REPLICA_SECONDS:
             time.sleep(1)
+    if applies == "perhaps":
+        return
     if info.is_replica:
         raise SourceUnavailableError(
             "The server is a replica, and still lacks transactions that the job has read.",
@@ -486,7 +492,8 @@ def _await_transactions(positions: LogPositions, wanted: GtidSet) -> None:
         )
     raise SourceUnavailableError(
         "The server is a member of a replication group, and still lacks transactions that the job has read.",
-        "Wait until it has caught up, let it join its group again if it has left it, or connect to another member.",
+        "Wait until it has caught up, let it join its group again if it has left it, or connect to another member. If all "
+        "others are lost for good, run there: STOP GROUP_REPLICATION; SET GLOBAL read_only = OFF.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pymysql
@@ -14,9 +15,12 @@ from tests.support.group_replication import (
     applying_stopped,
     await_applied,
     await_online,
+    await_states,
     execute,
     group_of,
     join,
+    leave,
+    make_group,
 )
 from tests.support.history import assert_copied, assert_mirrored, assert_newest_rows
 from tests.support.jobs import source_of, write_workload_job
@@ -124,6 +128,10 @@ def test_a_member_that_applies_late_is_waited_for(
     source.execute(UPDATE_1)
     run_epochs(job_of(source, tmp_path))
     assert "let it join its group again" in remedy_of(job_of(there, tmp_path), SourceUnavailableError)
+    group[1].kill()  # MySQL 8.0: it has no MEMBER_ID among the members then, until it joins them again
+    group[1].start()
+    execute(group[1], "SET GLOBAL super_read_only = ON")
+    remedy_of(job_of(there, tmp_path), SourceUnavailableError)
     join(group[1])
     await_online(group)
     execute(group[0], *grants.rstrip(".").replace("<account>", "reads_little").split(" and "))
@@ -131,6 +139,69 @@ def test_a_member_that_applies_late_is_waited_for(
     there.execute(*UPDATE_ALL)
     await_applied(group)
     assert set(run_epochs(job_of(there, tmp_path, url=little))) == {"stream"}
+    assert_copied(tmp_path / "out", there)
+
+
+@pytest.fixture
+def divided(group: list[Server], source: Database) -> Iterator[list[Server]]:
+    """The first member is alone in its group: the others have left it. All are members of one group again afterwards."""
+    leave(*group[1:])
+    yield group
+    for server in group:
+        assert server.process is not None
+        if server.process.exit_code() is not None:
+            server.start()
+    leave(*group)
+    make_group(group)
+
+
+def test_a_member_without_a_majority_is_waited_for(
+    source: Database, divided: list[Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It sees itself as online, without end, and has received nothing of what the job has read."""
+    monkeypatch.setattr(mysql_source, "REPLICA_SECONDS", 1)
+    first, second, third = divided
+    run_epochs(job_of(source, tmp_path))
+    source.execute(UPDATE_1)
+    run_epochs(job_of(source, tmp_path))
+    leave(first)
+    make_group([second, third])
+    third.kill()
+    await_states(second, ["ONLINE", "UNREACHABLE"])
+    there = on(second, source)
+    remedy = remedy_of(job_of(there, tmp_path, on_log_lost="resnapshot"), SourceUnavailableError)
+    execute(second, *remedy.rpartition("run there: ")[2].rstrip(".").split("; "))
+    notes = Notes()
+    assert set(run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"), notes=notes)) == {"stream"}
+    (text,) = moved(notes)
+    assert f"Only the other server had them. The rows that they changed are read again: 1 key of {source.name}." in text
+    assert_newest_rows(tmp_path / "out", there)
+
+
+def test_what_an_online_member_is_about_to_receive_is_waited_for(
+    source: Database, divided: list[Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A transaction that was sent to it may not be noted yet as received. One that it does not get is lost."""
+    monkeypatch.setattr(mysql_source, "REPLICA_SECONDS", 1)
+    first, second, _ = divided
+    run_epochs(job_of(source, tmp_path))
+    source.execute(UPDATE_1)
+    run_epochs(job_of(source, tmp_path))
+    make_group([second])
+    there = on(second, source)
+    with pytest.raises(LogPositionLostError, match="Only the other server had them"):
+        run_epochs(job_of(there, tmp_path))
+
+    def receive(_seconds: float) -> None:
+        leave(second)
+        join(second)
+        await_online([first, second])
+        await_applied([first, second])
+
+    monkeypatch.setattr(mysql_source, "time", SimpleNamespace(sleep=receive))
+    assert set(run_epochs(job_of(there, tmp_path))) <= {"stream"}
+    there.execute(*UPDATE_ALL)
+    assert set(run_epochs(job_of(there, tmp_path))) == {"stream"}
     assert_copied(tmp_path / "out", there)
 
 

@@ -22,9 +22,7 @@ def group_of(count: int) -> Iterator[list[Server]]:
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(contextlib.closing(ReservedPort())) for _ in range(count)]
         servers = [stack.enter_context(start_server("mysql", _options(i, ports))) for i in range(count)]
-        for i, server in enumerate(servers):
-            join(server, is_first=i == 0)
-        await_online(servers)
+        make_group(servers)
         yield servers
 
 
@@ -57,14 +55,32 @@ def join(server: Server, *, is_first: bool = False) -> None:
         execute(server, "SET GLOBAL group_replication_bootstrap_group=OFF")
 
 
+def leave(*servers: Server) -> None:
+    """Lets servers leave their group, if they are in one."""
+    for server in servers:
+        execute(server, "STOP GROUP_REPLICATION")
+
+
+def make_group(servers: Sequence[Server]) -> None:
+    """Makes a group anew: all get what the first one has. Each must have left its group before."""
+    for i, server in enumerate(servers):
+        join(server, is_first=i == 0)
+    await_online(servers)
+
+
 def await_online(servers: Sequence[Server]) -> None:
     """Until each of these members sees all of them online, and no others."""
-    deadline = time.monotonic() + WAIT_SECONDS
     for server in servers:
-        while (states := _states(server)) != ["ONLINE"] * len(servers):
-            log = "" if server.process is None else server.process.log()[-3000:]
-            assert time.monotonic() < deadline, (states, log)
-            time.sleep(0.1)
+        await_states(server, ["ONLINE"] * len(servers))
+
+
+def await_states(server: Server, wanted: list[str]) -> None:
+    """Until a member sees the members of its group, itself too, in these states."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (states := sorted(_states(server))) != wanted:
+        log = "" if server.process is None else server.process.log()[-3000:]
+        assert time.monotonic() < deadline, (states, log)
+        time.sleep(0.1)
 
 
 def await_applied(servers: Sequence[Server]) -> None:
