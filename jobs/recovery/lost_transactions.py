@@ -101,7 +101,7 @@ def find_lost_rows(
     newest epoch, if it was read."""
     if job.mode != "full+incremental" or sink_needs(job.sink).holds is None:
         return None
-    search, place, unread = _Search(Checkpoint.at(job.checkpoint), state), None, None
+    search, place, unread, since = _Search(Checkpoint.at(job.checkpoint), state), None, None, None
     lost = places.lost(state, now.position) if isinstance(places, FindsLost) else None
     if lost is not None:
         assert isinstance(places, FindsLost)
@@ -117,6 +117,8 @@ def find_lost_rows(
         if not isinstance(places, FindsUnread):
             return None
         try:
+            if since is not None:
+                places.unread(state, since.position)  # proves that both servers' logs are of one topology
             unread = places.unread(state, now.position, lost)
             search.take_unread(job, unread)
         except (LogPositionLostError, SourceNotUsableError):

@@ -521,6 +521,34 @@ def test_numbers_given_again_are_seen_by_a_job_that_has_only_read_rows(
     files.check(there)
 
 
+@pytest.mark.parametrize("own_pair", ["mysql"], indirect=True)
+def test_numbers_given_again_are_seen_by_an_earlier_transaction_if_the_last_one_is_lost(
+    source: Database, files: Copy
+) -> None:
+    """The new server has another transaction of the number before it, which is older: its clock was set back. The time of the
+    last one alone would not tell."""
+    primary, replica = files.pair
+    files.run(source)
+    await_replica(primary, replica)
+    promote(replica)
+    there = on(replica, source)
+    ((server, executed),) = source.query("SELECT @@server_uuid, @@GLOBAL.gtid_executed")
+    number, now_us = int(executed.rpartition("-")[2]) + 1, int(time.time() * 1_000_000)
+
+    def commit(database: Database, number: int, seconds: int, statement: str) -> None:
+        at = f"SET original_commit_timestamp = {now_us + seconds * 1_000_000}"
+        database.execute(f"SET gtid_next = '{server}:{number}'", at, statement, "COMMIT", "SET gtid_next = 'AUTOMATIC'")
+
+    commit(source, number, 60, UPDATE_3)
+    files.run(source)
+    commit(source, number + 1, 90, UPDATE_3)
+    files.run(source)
+    commit(there, number, 30, UPDATE_20)
+    assert "snapshot" in files.run(there)
+    assert "So the rows of all tables are read again" in files.moved
+    files.check(there)
+
+
 def numbers_given_again(
     source: Database,
     copy: Copy,
