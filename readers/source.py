@@ -363,8 +363,9 @@ class UnreadTransactions(Protocol):
     def place(self) -> Position:
         """The position in this server's log up to which it has all transactions that the job has read."""
 
-    def changes(self, schemas: Sequence[TableSchema]) -> Iterator[LogBatch]:
-        """Reads their changes of these tables. Raises TidemarkError, with the table if only one can't be read."""
+    def changes(self, schemas: Sequence[TableSchema], unreadable: set[TableId]) -> Iterator[LogBatch]:
+        """Reads their changes of these tables, some of them perhaps twice. A table of which changes can't be read is added to
+        `unreadable`, and left out from there on. Raises TidemarkError for other reasons."""
 
 
 @runtime_checkable

@@ -192,25 +192,26 @@ class _Search:
     def take_unread(self, job: JobFile, unread: UnreadTransactions) -> None:
         """Notes the keys of transactions that the job has not read. Raises SourceNotUsableError if it can't be told which
         tables they changed."""
-        left = {schema.table: schema for schema in self.state.schemas}
-        while True:
-            schemas = [schema for table, schema in left.items() if table not in self.whole]
-            projections = [p for p in self.state.projections if p.output.table not in self.whole]
-            project, note = projector(job, schemas, projections), TouchedKeysNote(outputs_of(schemas, projections))
+        schemas = [schema for schema in self.state.schemas if schema.table not in self.whole]
+        projections = [p for p in self.state.projections if p.output.table not in self.whole]
+        project, unreadable = projector(job, schemas, projections), set[TableId]()
+        notes = {output.table: TouchedKeysNote([output]) for output in outputs_of(schemas, projections)}
+        for batch in unread.changes(schemas, unreadable):
+            if batch.table in unreadable:
+                continue
+            if is_truncation(batch.rows):
+                notes[batch.table].give_up(batch.table)
+                continue
             try:
-                for batch in unread.changes(schemas):
-                    if is_truncation(batch.rows):
-                        note.give_up(batch.table)
-                    else:
-                        note.take(batch.table, project.changes(batch.table, batch.rows))
+                notes[batch.table].take(batch.table, project.changes(batch.table, batch.rows))
             except TidemarkError as error:
-                if error.table is None or error.table not in left or error.table in self.whole:
+                if error.table != batch.table:
                     raise
-                self._give_up([error.table], "its columns were changed")
-            else:
-                break
-        for touched in note.touched():
-            self._note(touched)
+                unreadable.add(batch.table)
+        self._give_up(unreadable, "its columns were changed")
+        for table, note in notes.items():
+            for touched in note.touched() if table not in unreadable else ():
+                self._note(touched)
 
     def _note(self, touched: TouchedKeys) -> None:
         versions = {schema.table: schema.version for schema in self.state.schemas}

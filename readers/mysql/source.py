@@ -66,6 +66,7 @@ from tidemark.state.errors import (
     SourceNotUsableError,
     SourceUnavailableError,
     TableDroppedError,
+    TidemarkError,
 )
 from tidemark.state.gtid import GtidSet
 from tidemark.state.job_state import JobState
@@ -398,10 +399,20 @@ class UnreadRanges:
     known: GtidSet
     server: MySqlServer
 
-    def changes(self, schemas: Sequence[TableSchema]) -> Iterator[LogBatch]:
-        reader = self.server.log_reading(schemas)
+    def changes(self, schemas: Sequence[TableSchema], unreadable: set[TableId]) -> Iterator[LogBatch]:
         for log_range in self.ranges:
-            yield from reader.read(log_range, skip=self.known)
+            start: Position = log_range.start
+            while True:
+                left = {schema.table: schema for schema in schemas if schema.table not in unreadable}
+                reader = self.server.log_reading(tuple(left.values()))
+                try:
+                    yield from reader.read(LogRange(start, log_range.stop), skip=self.known)
+                    break
+                except TidemarkError as error:
+                    if error.table is None or error.table not in left:
+                        raise
+                    unreadable.add(error.table)
+                    start = reader.reached
 
 
 @contextmanager

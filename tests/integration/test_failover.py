@@ -18,8 +18,12 @@ from tests.support.jobs import running, source_of, write_job, write_workload_job
 from tests.support.remedies import remedy_of
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import UPDATE_ALL, Uids, Writers, create_tables
+from tidemark.readers.log import touched_keys
 from tidemark.readers.mysql import source as mysql_source
+from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.state.errors import LogPositionLostError, SourceUnavailableError
+from tidemark.state.gtid import GtidSet
+from tidemark.state.log_range import LogRange
 
 pytestmark = pytest.mark.integration
 
@@ -400,6 +404,54 @@ def test_a_replica_with_transactions_of_its_own_of_which_the_keys_are_not_known(
     assert_newest_rows(tmp_path / "out", there)
     there.execute(*UPDATE_ALL)
     assert run_epochs(job_of(there, tmp_path), evolve) == ["stream"]
+    assert_newest_rows(tmp_path / "out", there)
+
+
+@pytest.mark.parametrize("own_pair", ["mysql"], indirect=True)
+def test_each_table_has_as_many_keys_of_transactions_of_its_own(
+    source: Database, pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(touched_keys, "MAX_KEYS", 50)
+    run_epochs(job_of(source, tmp_path))
+    await_replica(*pair)
+    there = on(pair[1], source)
+    there.execute("UPDATE orders SET version = version + 1 WHERE id <= 20", "DELETE FROM customers LIMIT 35")
+    source.execute("UPDATE order_lines SET version = version + 1 WHERE order_id = 2")
+    run_epochs(job_of(source, tmp_path))
+    assert fail_over(source, pair) == there
+    notes = Notes()
+    assert set(run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"), notes=notes)) == {"stream"}
+    (text,) = moved(notes)
+    assert f"35 keys of {source.name}.customers, 20 keys of {source.name}.orders." in text
+    assert_newest_rows(tmp_path / "out", there)
+
+
+@pytest.mark.parametrize("own_pair", ["mysql"], indirect=True)
+def test_tables_of_which_the_keys_are_not_known_do_not_let_the_log_be_read_from_its_start(
+    source: Database, pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The keys that were noted before stay noted."""
+    run_epochs(job_of(source, tmp_path))
+    await_replica(*pair)
+    there = on(pair[1], source)
+    there.execute("DELETE FROM order_lines WHERE order_id = 3", "TRUNCATE customers")
+    there.execute("ALTER TABLE orders ADD COLUMN more INT", "DELETE FROM order_lines WHERE order_id = 4")
+    source.execute("UPDATE order_lines SET version = version + 1 WHERE order_id = 2")
+    run_epochs(job_of(source, tmp_path))
+    assert fail_over(source, pair) == there
+    notes, evolve, starts, read = Notes(), "sink.on_schema_change=evolve", list[str](), LogReader.read
+
+    def noting(reader: LogReader, log_range: LogRange, *, skip: GtidSet | None = None, **options: Any) -> Any:
+        if skip is not None and reader.options.reconnect_attempts is not None and not options:
+            starts.append(str(log_range.start))
+        return read(reader, log_range, skip=skip, **options)
+
+    monkeypatch.setattr(LogReader, "read", noting)
+    assert "snapshot" in run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"), evolve, notes=notes)
+    (text,) = moved(notes)
+    assert f"8 keys of {source.name}.order_lines, all rows of {source.name}.customers" in text
+    assert f"all rows of {source.name}.orders" in text
+    assert len(set(starts)) == len(starts) > 1, starts
     assert_newest_rows(tmp_path / "out", there)
 
 

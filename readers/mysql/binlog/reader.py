@@ -24,6 +24,7 @@ class LogReader:
     options: ReadOptions = field(default_factory=ReadOptions)
     reconnects: int = 0
     _report: LogReport | None = None
+    _reached: BinlogPosition | None = None
 
     def read(
         self,
@@ -56,6 +57,7 @@ class LogReader:
             yield from reading.run()
         finally:
             self.reconnects += reading.reconnects
+            self._reached = log.progress.position
         progress = log.progress
         state = progress.gtid_state
         self._report = LogReport(
@@ -80,6 +82,12 @@ class LogReader:
     def end(self) -> BinlogPosition:
         """The end position of the last range. Errors as `report`."""
         return binlog_position(self.report.end)
+
+    @property
+    def reached(self) -> BinlogPosition:
+        """The position up to which all was returned, also if an error ended the last reading. File and offset only."""
+        assert self._reached is not None, "something was read"
+        return BinlogPosition(self._reached.file, self._reached.pos)
 
     @property
     def report(self) -> LogReport:
