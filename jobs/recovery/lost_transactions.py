@@ -12,6 +12,7 @@ each other in another order, or has some of its own. Their keys are in its log (
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import pyarrow as pa
 
@@ -59,13 +60,14 @@ LOST = 0
 class LostRows:
     """The rows that lost or unread transactions changed. `place`: the position of the new server's log that leaves lost ones
     out, and has all others that the job has read. `lost`, `unread`: if there are any. `keys`: by table, each key once. `whole`:
-    the tables of which the keys are not all known, with the reason."""
+    the tables of which the keys are not all known, with the reason. `holds`: as in SinkNeeds."""
 
     place: Position
     lost: LostTransactions | None
     unread: UnreadTransactions | None
     keys: Mapping[TableId, pa.RecordBatch]
     whole: Mapping[TableId, str]
+    holds: Literal["rows", "changes"]
 
     @property
     def is_nothing(self) -> bool:
@@ -91,7 +93,10 @@ class LostRows:
         lacks = " ".join(why)
         if not told:
             return f"{lacks} They changed no rows of the job's tables."
-        return f"{lacks} The rows that they changed are read again: {', '.join(told)}."
+        told_rows = f"{lacks} The rows that they changed are read again: {', '.join(told)}."
+        if self.unread is None or self.holds == "rows":
+            return told_rows
+        return f"{told_rows} The copy gets these rows as they are now, and lacks the changes that the job has not read."
 
 
 def find_lost_rows(
@@ -99,7 +104,8 @@ def find_lost_rows(
 ) -> LostRows | None:
     """Returns None if nothing is known of such transactions, or of where the new server's log leaves them out. `now`: with the
     newest epoch, if it was read."""
-    if job.mode != "full+incremental" or sink_needs(job.sink).holds is None:
+    holds = sink_needs(job.sink).holds
+    if job.mode != "full+incremental" or holds is None:
         return None
     search, place, unread, since = _Search(Checkpoint.at(job.checkpoint), state), None, None, None
     lost = places.lost(state, now.position) if isinstance(places, FindsLost) else None
@@ -140,7 +146,8 @@ def find_lost_rows(
             keys[table] = _distinct(notes)
             if keys[table].num_rows > MAX_KEYS:
                 search.whole[table] = f"more than {MAX_KEYS:,} keys"
-    return LostRows(place, lost, unread, {t: k for t, k in keys.items() if t not in search.whole}, search.whole)
+    known = {table: batch for table, batch in keys.items() if table not in search.whole}
+    return LostRows(place, lost, unread, known, search.whole, holds)
 
 
 @dataclass(slots=True)

@@ -373,6 +373,7 @@ def test_a_replica_with_transactions_of_its_own(
     policy = "resnapshot" if touches else "stop"
     assert set(run_epochs(job_of(there, tmp_path, on_log_lost=policy), notes=notes)) == {"stream"}
     assert [f"read again: 1 key of {source.name}.orders." in text for text in moved(notes)] == [touches]
+    assert ["lacks the changes that the job has not read" in text for text in moved(notes)] == [touches]
     (assert_newest_rows if touches else assert_copied)(tmp_path / "out", there)
 
 

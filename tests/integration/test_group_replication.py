@@ -98,6 +98,7 @@ def test_a_member_that_has_committed_in_another_order(
     assert set(run_epochs(job, notes=notes)) == {"stream"}
     (text,) = moved(notes)
     assert f"The rows that they changed are read again: 1 key of {source.name}.customers." in text
+    assert ("lacks the changes that the job has not read" in text) == (target is None)
     check()
     there.execute(*UPDATE_ALL)
     check()
