@@ -55,6 +55,9 @@ ACCESS_DENIED = frozenset(
 )
 """Error codes for a missing grant."""
 
+_NOT_IN_STEP = frozenset({ER.LOCK_WAIT_TIMEOUT, ER.UNKNOWN_COM_ERROR})
+"""A Galera node's errors for a SELECT that waits for the cluster."""
+
 _VARIABLES = (
     "binlog_expire_logs_seconds",
     "binlog_format",
@@ -401,6 +404,22 @@ def group_applies(connection: Connection, gtids: GtidSet) -> GroupApplies:
             "GRANT SELECT ON performance_schema.replication_group_members TO <account> and GRANT SELECT ON "
             "performance_schema.replication_connection_status TO <account>.",
         ) from error
+
+
+def sync_problem(connection: Connection) -> str | None:
+    """Lets a node of a Galera cluster apply what the cluster has committed up to now. Returns why it could not: not in the time
+    that it gives itself for that (repl.causal_read_timeout), or it is not in step with its cluster."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION wsrep_dirty_reads = OFF, SESSION wsrep_sync_wait = 1")
+        try:
+            cursor.execute("SELECT 1")
+        except pymysql.MySQLError as error:
+            if error_code(error) not in _NOT_IN_STEP:
+                raise
+            return error_text(error)
+        finally:
+            cursor.execute("SET SESSION wsrep_dirty_reads = DEFAULT, SESSION wsrep_sync_wait = DEFAULT")
+    return None
 
 
 def replica_lag_seconds(connection: Connection, server: ServerInfo) -> float | None:

@@ -51,6 +51,7 @@ from tidemark.readers.mysql.server import (
     read_server,
     replica_lag_seconds,
     require_identity,
+    sync_problem,
     watermark_method,
 )
 from tidemark.readers.mysql.session import SqlSession, will_pass
@@ -275,6 +276,8 @@ class FoundMySql(FoundTables):
 
     def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
         require_identity(self.connection, ServerIdentity(self.info.flavour, state.server_identity))
+        if not positions:
+            self._await_cluster()  # rows are read next, perhaps at another node with the same server_id
         for position in map(binlog_position, positions):
             self._require_transactions(position)
             BinlogExtent(_log_files(self.connection, self.info)).require(position)
@@ -294,6 +297,7 @@ class FoundMySql(FoundTables):
     def same_place(self, state: JobState, position: Position) -> BinlogPosition:
         """`tidemark.readers.source.FindsPlace`: by GTIDs."""
         position, positions = binlog_position(position), self._positions()
+        self._await_cluster()
         wanted = positions.known_gtids(position)
         if wanted is None and self._has_file_of(position):
             raise LogPositionLostError(
@@ -350,9 +354,21 @@ class FoundMySql(FoundTables):
 
     def is_related(self, state: JobState, position: Position) -> bool:
         """`tidemark.readers.source.FindsPlace`."""
+        self._await_cluster()  # all rows are perhaps read next
         positions = self._positions()
         wanted = positions.known_gtids(binlog_position(position))
         return wanted is not None and wanted.minus(positions.executed()) != wanted
+
+    def _await_cluster(self) -> None:
+        """Waits until a node of a Galera cluster has applied what the cluster has committed."""
+        deadline = time.monotonic() + REPLICA_SECONDS
+        while self.info.galera and (error := sync_problem(self.connection)) is not None:
+            if time.monotonic() >= deadline:
+                raise SourceUnavailableError(
+                    f"The server is a node of a Galera cluster, and has not applied all that was committed there: {error}.",
+                    "Wait until it has caught up and is in step with its cluster, or connect to another node.",
+                )
+            time.sleep(1)
 
     def _log(self) -> ServerLog:
         source = self.job.source

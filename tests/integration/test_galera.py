@@ -10,12 +10,13 @@ from devtools.server import Server
 from tests.support.epochs import Notes, run_epochs
 from tests.support.failover import on
 from tests.support.galera import cluster, give_server_id, lose_other_node
-from tests.support.group_replication import ask, execute
+from tests.support.group_replication import applying_stopped, ask, execute
 from tests.support.history import assert_copied, assert_newest_rows
 from tests.support.jobs import source_of, write_workload_job
 from tests.support.servers import Database
 from tests.support.workload import UPDATE_ALL, Uids, create_tables
-from tidemark.state.errors import LogPositionLostError
+from tidemark.readers.mysql import source as mysql_source
+from tidemark.state.errors import LogPositionLostError, SourceUnavailableError
 
 pytestmark = [pytest.mark.integration, pytest.mark.every_server]
 
@@ -120,3 +121,44 @@ def test_a_job_goes_on_at_another_node(source: Database, nodes: list[Server], tm
     assert set(run_epochs(job_of(there, tmp_path), evolve, notes=notes)) == {"stream"}
     assert ["has all that the job has read" in text for text in moved(notes)] == [True]
     assert_copied(tmp_path / "out", there)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gtids", "goes_on"),
+    [((41, 42), "ON", True), ((41, 42), "OFF", False), ((41, 41), "ON", False)],
+    indirect=["nodes"],
+    ids=["goes on", "numbers of its own", "one server_id"],
+)
+def test_a_node_that_applies_late_is_waited_for(
+    source: Database,
+    nodes: list[Server],
+    gtids: str,
+    goes_on: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """It gets what the job has read at the other node once a lock is gone. Also if all rows are to be read there."""
+    there = on(nodes[1], source)
+    for node in nodes:
+        execute(node, f"SET GLOBAL wsrep_gtid_mode = {gtids}")
+    execute(
+        nodes[1],
+        "SET GLOBAL wsrep_provider_options = 'repl.causal_read_timeout=PT1S'",
+        "SET GLOBAL wsrep_dirty_reads = ON",
+    )
+    run_epochs(job_of(source, tmp_path))
+    has_all(there)
+    with applying_stopped(nodes[1], f"{source.name}.orders"), monkeypatch.context() as patch:
+        source.execute(UPDATE_1)
+        run_epochs(job_of(source, tmp_path))
+        patch.setattr(mysql_source, "REPLICA_SECONDS", 1)
+        with pytest.raises(SourceUnavailableError) as caught:
+            run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"))
+    assert caught.value.remedy.startswith("Wait until it has caught up and is in step with its cluster")
+    notes = Notes()
+    phases = run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"), notes=notes)
+    assert ("snapshot" in phases) == (not goes_on)
+    assert any("has all that the job has read" in text for text in moved(notes)) == goes_on
+    there.execute(UPDATE_2)
+    run_epochs(job_of(there, tmp_path))
+    (assert_copied if goes_on else assert_newest_rows)(tmp_path / "out", there)
