@@ -118,8 +118,9 @@ class ServerInfo:
     is_replica: bool
     read_only: bool
     galera: bool
-    galera_gtids: bool
-    """A transaction has the same GTID on all nodes. Else each node numbers transactions itself, also those of others."""
+    own_numbers: str
+    """Why GTIDs of a Galera node are not the cluster's, "" if they are. Then each node numbers transactions itself, also those
+    of others."""
     is_group_member: bool
     """MySQL: group replication is set up. It may be stopped."""
     native_foreign_keys: bool | None
@@ -183,7 +184,7 @@ def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
         is_replica=_is_replica(connection, flavour, version, values),
         read_only=_is_read_only(values),
         galera=_is_on(values.get("wsrep_on", "OFF")),
-        galera_gtids=_is_on(values.get("wsrep_gtid_mode", "OFF")),
+        own_numbers=own_numbers(flavour, values),
         is_group_member=bool(values.get("group_replication_group_name")),
         native_foreign_keys=(
             _is_on(values["innodb_native_foreign_keys"]) if "innodb_native_foreign_keys" in values else None
@@ -344,6 +345,13 @@ def _identifying(connection: Connection) -> dict[str, str]:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {', '.join(f'@@GLOBAL.{name}' for name in names)}")
         return dict(zip(names, map(str, cursor.fetchone() or ()), strict=True))
+
+
+def own_numbers(flavour: Flavour, values: dict[str, str]) -> str:
+    """ServerInfo.own_numbers. MySQL's nodes have no wsrep_gtid_mode: if they have GTIDs, these are the cluster's."""
+    if flavour == "mysql" or _is_on(values.get("wsrep_gtid_mode", "OFF")):
+        return ""
+    return "wsrep_gtid_mode is OFF: each node numbers transactions itself"
 
 
 def _identity(flavour: Flavour, values: dict[str, str]) -> ServerIdentity:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tidemark.readers.findings import Finding, raise_refusals, refusal, warning
+from tidemark.readers.mysql.connect import Flavour
 from tidemark.readers.mysql.schema.catalog import schema_of
 from tidemark.readers.mysql.schema.server_checks import check_settings, grants_log
 from tidemark.readers.mysql.schema.table_checks import (
@@ -16,7 +17,7 @@ from tidemark.readers.mysql.schema.table_checks import (
 )
 from tidemark.readers.mysql.schema.table_effects import grants_trigger
 from tidemark.readers.mysql.schema.table_facts import ColumnFacts, ForeignKey, Index, IndexColumn, TableFacts
-from tidemark.readers.mysql.server import LogStatus, ServerIdentity, ServerInfo
+from tidemark.readers.mysql.server import LogStatus, ServerIdentity, ServerInfo, own_numbers
 from tidemark.readers.schema_checks import TableSettings, check_settings_of_tables
 from tidemark.state.errors import SourceNotUsableError
 from tidemark.state.table import TableId
@@ -39,7 +40,7 @@ GOOD = ServerInfo(
     is_replica=False,
     read_only=False,
     galera=False,
-    galera_gtids=False,
+    own_numbers="",
     is_group_member=False,
     native_foreign_keys=False,
     lower_case_table_names=0,
@@ -91,13 +92,29 @@ def test_a_setting_that_loses_changes_is_refused_with_what_to_set(change: dict[s
         ({"gtid_mode": "ON_PERMISSIVE"}, "gtid_mode"),
         ({"binlog_expire_seconds": 3600}, "3600 seconds"),
         ({"max_allowed_packet_bytes": 1 << 20}, "max_allowed_packet"),
-        ({"galera": True, "galera_gtids": True}, "Galera"),
+        ({"galera": True}, "Galera"),
     ],
 )
 def test_what_may_go_wrong_later_is_a_warning(change: dict[str, Any], named: str) -> None:
     (found,) = check_settings(replace(GOOD, **change))
     assert found.severity == "warn"
     assert named in found.message
+
+
+@pytest.mark.parametrize(
+    ("flavour", "values", "named"),
+    [
+        ("mariadb", {"wsrep_gtid_mode": "ON"}, ""),
+        ("mariadb", {"wsrep_gtid_mode": "OFF"}, "wsrep_gtid_mode is OFF"),
+        ("mysql", {}, ""),  # Percona XtraDB Cluster
+    ],
+)
+def test_nodes_that_number_transactions_themselves_are_known(
+    flavour: Flavour, values: dict[str, str], named: str
+) -> None:
+    found = own_numbers(flavour, values)
+    assert bool(found) == bool(named)
+    assert named in found
 
 
 def test_a_log_that_is_never_purged_and_a_lone_server_without_replica_updates_are_fine() -> None:

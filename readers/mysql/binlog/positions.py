@@ -126,10 +126,10 @@ class LogPositions:
 
         With `lost`, the last transaction is an earlier one than the other server's. The caller has found a place without.
         With `unread`, there may be others that changed the tables: ranges that may have them are added to it."""
-        if self.server.galera and not self.server.galera_gtids:
+        if self.server.galera and self.server.own_numbers:
             raise LogPositionLostError(
-                "It is a node of a Galera cluster with wsrep_gtid_mode=OFF: each node numbers transactions itself, so "
-                "numbers don't tell where its log has what the job has read.",
+                f"It is a node of a Galera cluster, and {self.server.own_numbers}. So numbers don't tell where its log has "
+                "what the job has read.",
                 START_OVER_NOW,
             )
         wanted = self.known_gtids(position)

@@ -151,11 +151,10 @@ def _worth_knowing(server: ServerInfo) -> list[Finding]:
                 "Let all runs of the job connect to the same node while it lives.",
             )
         )
-    if server.galera and not server.galera_gtids:
+    if server.galera and server.own_numbers:
         found.append(
             warning(
-                "wsrep_gtid_mode is OFF: each node of the cluster numbers transactions itself, so the job can't continue at "
-                "another one without reading all rows again.",
+                f"{server.own_numbers}. So the job can't continue at another node without reading all rows again.",
                 "Set wsrep_gtid_mode=ON on all nodes, with the same wsrep_gtid_domain_id, another gtid_domain_id and a "
                 "server_id of its own for each.",
             )
