@@ -65,6 +65,7 @@ _VARIABLES = (
     "binlog_row_metadata",
     "binlog_row_value_options",
     "expire_logs_days",
+    "gtid_domain_id",
     "gtid_mode",
     "innodb_native_foreign_keys",
     "log_bin",
@@ -78,6 +79,7 @@ _VARIABLES = (
     "server_uuid",
     "group_replication_group_name",
     "gtid_slave_pos",
+    "wsrep_gtid_domain_id",
     "wsrep_gtid_mode",
     "wsrep_on",
 )
@@ -349,9 +351,16 @@ def _identifying(connection: Connection) -> dict[str, str]:
 
 def own_numbers(flavour: Flavour, values: dict[str, str]) -> str:
     """ServerInfo.own_numbers. MySQL's nodes have no wsrep_gtid_mode: if they have GTIDs, these are the cluster's."""
-    if flavour == "mysql" or _is_on(values.get("wsrep_gtid_mode", "OFF")):
+    if flavour == "mysql":
         return ""
-    return "wsrep_gtid_mode is OFF: each node numbers transactions itself"
+    if not _is_on(values.get("wsrep_gtid_mode", "OFF")):
+        return "wsrep_gtid_mode is OFF: each node numbers transactions itself"
+    domain = values["wsrep_gtid_domain_id"]
+    if values["gtid_domain_id"] != domain:
+        return ""
+    return (
+        f"gtid_domain_id and wsrep_gtid_domain_id are {domain}: what one node alone logs has a number of the cluster's"
+    )
 
 
 def _identity(flavour: Flavour, values: dict[str, str]) -> ServerIdentity:

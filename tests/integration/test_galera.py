@@ -74,6 +74,9 @@ def test_nodes_that_number_transactions_themselves_are_not_taken_for_one(
     (remedy,) = [f["text"] for event, f in notes.found if event == "warning" and "wsrep_gtid_mode is OFF" in f["text"]]
     assert "Set wsrep_gtid_mode=ON on all nodes" in remedy
     assert "set source.on_log_lost: resnapshot" in caught.value.remedy
+    execute(nodes[1], "SET GLOBAL wsrep_gtid_mode = ON", "SET GLOBAL gtid_domain_id = 40")
+    with pytest.raises(LogPositionLostError, match="gtid_domain_id and wsrep_gtid_domain_id are 40"):
+        run_epochs(job_of(there, tmp_path))
     assert "snapshot" in run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"))
     assert_newest_rows(tmp_path / "out", there)
 

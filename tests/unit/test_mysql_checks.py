@@ -104,7 +104,12 @@ def test_what_may_go_wrong_later_is_a_warning(change: dict[str, Any], named: str
 @pytest.mark.parametrize(
     ("flavour", "values", "named"),
     [
-        ("mariadb", {"wsrep_gtid_mode": "ON"}, ""),
+        ("mariadb", {"wsrep_gtid_mode": "ON", "wsrep_gtid_domain_id": "40", "gtid_domain_id": "0"}, ""),
+        (
+            "mariadb",
+            {"wsrep_gtid_mode": "ON", "wsrep_gtid_domain_id": "0", "gtid_domain_id": "0"},
+            "wsrep_gtid_domain_id",
+        ),
         ("mariadb", {"wsrep_gtid_mode": "OFF"}, "wsrep_gtid_mode is OFF"),
         ("mysql", {}, ""),  # Percona XtraDB Cluster
     ],

@@ -155,8 +155,8 @@ def _worth_knowing(server: ServerInfo) -> list[Finding]:
         found.append(
             warning(
                 f"{server.own_numbers}. So the job can't continue at another node without reading all rows again.",
-                "Set wsrep_gtid_mode=ON on all nodes, with the same wsrep_gtid_domain_id, another gtid_domain_id and a "
-                "server_id of its own for each.",
+                "Set wsrep_gtid_mode=ON on all nodes, with the same wsrep_gtid_domain_id, which no node has or had as "
+                "gtid_domain_id, and a server_id of its own for each.",
             )
         )
     return found
