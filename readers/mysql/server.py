@@ -82,6 +82,7 @@ _VARIABLES = (
     "wsrep_gtid_domain_id",
     "wsrep_gtid_mode",
     "wsrep_on",
+    "wsrep_provider",
 )
 
 
@@ -185,7 +186,7 @@ def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
         log_replica_updates=_is_on(values.get("log_replica_updates", values.get("log_slave_updates", "OFF"))),
         is_replica=_is_replica(connection, flavour, version, values),
         read_only=_is_read_only(values),
-        galera=_is_on(values.get("wsrep_on", "OFF")),
+        galera=is_galera(values),
         own_numbers=own_numbers(flavour, values),
         is_group_member=bool(values.get("group_replication_group_name")),
         native_foreign_keys=(
@@ -347,6 +348,11 @@ def _identifying(connection: Connection) -> dict[str, str]:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {', '.join(f'@@GLOBAL.{name}' for name in names)}")
         return dict(zip(names, map(str, cursor.fetchone() or ()), strict=True))
+
+
+def is_galera(values: dict[str, str]) -> bool:
+    """True if the server is a node of a Galera cluster. With wsrep_on=ON alone, and no provider, it is a server of its own."""
+    return _is_on(values.get("wsrep_on", "OFF")) and values["wsrep_provider"].lower() not in {"", "none"}
 
 
 def own_numbers(flavour: Flavour, values: dict[str, str]) -> str:

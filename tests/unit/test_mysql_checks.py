@@ -17,7 +17,7 @@ from tidemark.readers.mysql.schema.table_checks import (
 )
 from tidemark.readers.mysql.schema.table_effects import grants_trigger
 from tidemark.readers.mysql.schema.table_facts import ColumnFacts, ForeignKey, Index, IndexColumn, TableFacts
-from tidemark.readers.mysql.server import LogStatus, ServerIdentity, ServerInfo, own_numbers
+from tidemark.readers.mysql.server import LogStatus, ServerIdentity, ServerInfo, is_galera, own_numbers
 from tidemark.readers.schema_checks import TableSettings, check_settings_of_tables
 from tidemark.state.errors import SourceNotUsableError
 from tidemark.state.table import TableId
@@ -120,6 +120,19 @@ def test_nodes_that_number_transactions_themselves_are_known(
     found = own_numbers(flavour, values)
     assert bool(found) == bool(named)
     assert named in found
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, False),
+        ({"wsrep_on": "OFF", "wsrep_provider": "/usr/lib/galera/libgalera_smm.so"}, False),
+        ({"wsrep_on": "ON", "wsrep_provider": "none"}, False),
+        ({"wsrep_on": "ON", "wsrep_provider": "/usr/lib/galera/libgalera_smm.so"}, True),
+    ],
+)
+def test_a_server_without_a_provider_is_no_node_of_galera(values: dict[str, str], expected: bool) -> None:
+    assert is_galera(values) == expected
 
 
 def test_a_log_that_is_never_purged_and_a_lone_server_without_replica_updates_are_fine() -> None:
