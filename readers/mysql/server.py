@@ -1,7 +1,7 @@
 """Facts about the server: flavour, version, identity, relevant settings, and the method for watermarks."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pymysql
@@ -93,10 +93,14 @@ class ServerIdentity:
     `uuid`: MySQL's @@server_uuid. MariaDB has no uuid that survives a move of its data (@@server_uid depends on port and
     network card), so there it is `server_id N`, which is unique among the servers of a topology. `BinlogPosition.begun`
     tells whether the log is still the same.
+
+    `node`: which node of a Galera cluster it is, because they may have the same server_id. It is compared within a run, and not
+    stored: a node's host may get another name.
     """
 
     flavour: Flavour
     uuid: str
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +174,12 @@ def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
             f"{NAMES[flavour]} {server_text(connection)} can't name columns in its log: it has no binlog_row_metadata.",
             f"Use {NAMES[flavour]} {'.'.join(map(str, OLDEST[flavour]))} or newer.",
         )
+    identity = _identity(flavour, values)
     return ServerInfo(
         flavour=flavour,
         version=version,
         version_text=server_text(connection),
-        identity=_identity(flavour, values),
+        identity=replace(identity, node=_node(connection)) if is_galera(values) else identity,
         server_id=int(values["server_id"]),
         log_bin=_is_on(values["log_bin"]),
         binlog_format=values.get("binlog_format", "ROW").upper(),  # removed from versions that have only ROW
@@ -226,6 +231,8 @@ def connect_to(
     def check(connection: Connection) -> str | None:
         values = _identifying(connection)
         found = _identity(flavour_of(connection), values)
+        if expected.node:
+            found = replace(found, node=_node(connection))
         if found != expected and accepted_writes and _is_read_only(values):
             return f"another server answers ({found.uuid}), and accepts no writes"
         _require_same(found, expected)
@@ -237,6 +244,8 @@ def connect_to(
 
 
 def _require_same(found: ServerIdentity, expected: ServerIdentity) -> None:
+    if found.node != expected.node and found.uuid == expected.uuid:
+        raise another_node()
     if found != expected:
         raise LogPositionLostError(
             f"This is server {found.uuid} ({NAMES[found.flavour]}); the job's positions belong to {expected.uuid} "
@@ -244,6 +253,15 @@ def _require_same(found: ServerIdentity, expected: ServerIdentity) -> None:
             "Connect to that server itself, not to a proxy or load balancer. If the server no longer exists, "
             f"{START_OVER}.",
         )
+
+
+def another_node() -> LogPositionLostError:
+    return LogPositionLostError(
+        "The source's log is a different one. Probably another node of the Galera cluster answers, which has the same "
+        "server_id.",
+        "Connect to the node that the job has read, or give each node a server_id of its own: then the job continues at "
+        f"another one, if wsrep_gtid_mode is ON. If the node's log was reset, {START_OVER}.",
+    )
 
 
 def watermark_method(connection: Connection, server: ServerInfo) -> WatermarkMethod:
@@ -348,6 +366,13 @@ def _identifying(connection: Connection) -> dict[str, str]:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {', '.join(f'@@GLOBAL.{name}' for name in names)}")
         return dict(zip(names, map(str, cursor.fetchone() or ()), strict=True))
+
+
+def _node(connection: Connection) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT CONCAT_WS(' ', @@hostname, @@port, @@wsrep_node_name)")
+        ((node,),) = cursor.fetchall()
+        return str(node)
 
 
 def is_galera(values: dict[str, str]) -> bool:

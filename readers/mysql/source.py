@@ -45,6 +45,7 @@ from tidemark.readers.mysql.server import (
     ServerIdentity,
     ServerInfo,
     WatermarkMethod,
+    another_node,
     binary_logs,
     connect_to,
     group_applies,
@@ -282,7 +283,7 @@ class FoundMySql(FoundTables):
             self._require_transactions(position)
             BinlogExtent(_log_files(self.connection, self.info)).require(position)
             if position.begun is not None and (found := file_begun(self._log(), position.file)) != position.begun:
-                raise _another_node() if self.info.galera else different_log(position.file, position.begun, found)
+                raise another_node() if self.info.galera else different_log(position.file, position.begun, found)
         if self.info.galera:
             self._require_same_node([binlog_position(position) for position in positions])
 
@@ -292,7 +293,7 @@ class FoundMySql(FoundTables):
         known = [position for position in positions if position.gtid_state is not None]
         last = max(known, key=lambda position: position.order, default=None)
         if last is not None and not self._positions().has_state_of(last):
-            raise _another_node()
+            raise another_node()
 
     def same_place(self, state: JobState, position: Position) -> BinlogPosition:
         """`tidemark.readers.source.FindsPlace`: by GTIDs."""
@@ -485,15 +486,6 @@ def acquire_mysql_lease(job: JobFile, *, wait: bool) -> Lease:
     """See `tidemark.jobs.sources.acquire_lease`."""
     lock = MySqlLock(job.source.url, job.source.tls, checkpoint_lock(job.checkpoint))
     return Lease.acquire(lock, wait=wait, reconnect=job.reconnect)
-
-
-def _another_node() -> LogPositionLostError:
-    return LogPositionLostError(
-        "The source's log is a different one. Probably another node of the Galera cluster answers, which has the same "
-        "server_id.",
-        "Connect to the node that the job has read, or give each node a server_id of its own: then the job continues at "
-        f"another one, if wsrep_gtid_mode is ON. If the node's log was reset, {START_OVER}.",
-    )
 
 
 def _await_transactions(positions: LogPositions, wanted: GtidSet) -> None:

@@ -1,6 +1,7 @@
 """Galera: the job goes on at another node of the cluster, or says why it can't."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from tests.support.galera import cluster, give_server_id, lose_other_node
 from tests.support.group_replication import applying_stopped, ask, execute
 from tests.support.history import assert_copied, assert_newest_rows
 from tests.support.jobs import source_of, write_workload_job
+from tests.support.mysql_accounts import root_endpoint
 from tests.support.servers import Database
 from tests.support.workload import UPDATE_ALL, Uids, create_tables
 from tidemark.readers.mysql import source as mysql_source
+from tidemark.readers.mysql.connect import connect
+from tidemark.readers.mysql.server import connect_to, read_server
 from tidemark.state.errors import LogPositionLostError, SourceUnavailableError
 
 pytestmark = [pytest.mark.integration, pytest.mark.every_server]
@@ -98,6 +102,12 @@ def test_nodes_that_have_one_server_id(source: Database, nodes: list[Server], tm
     run_epochs(job_of(source, tmp_path))
     source.execute(*UPDATE_ALL)
     has_all(there)
+    here, other = root_endpoint(source.server), root_endpoint(there.server)
+    with closing(connect(here, None)) as connection:
+        identity = read_server(connection, "mariadb").identity
+    connect_to(here, None, identity, accepted_writes=True).close()
+    with pytest.raises(LogPositionLostError, match="which has the same server_id"):  # in a run, behind a proxy
+        connect_to(other, None, identity, accepted_writes=True)
     with pytest.raises(LogPositionLostError, match="which has the same server_id") as caught:
         run_epochs(job_of(there, tmp_path))
     assert "give each node a server_id of its own: then the job continues at another one" in caught.value.remedy
