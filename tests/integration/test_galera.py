@@ -81,6 +81,10 @@ def test_nodes_that_number_transactions_themselves_are_not_taken_for_one(
     execute(nodes[1], "SET GLOBAL wsrep_gtid_mode = ON", "SET GLOBAL gtid_domain_id = 40")
     with pytest.raises(LogPositionLostError, match="gtid_domain_id and wsrep_gtid_domain_id are 40"):
         run_epochs(job_of(there, tmp_path))
+    for node in nodes:  # as the warning says
+        execute(node, "SET GLOBAL wsrep_gtid_mode = ON", "SET GLOBAL wsrep_gtid_domain_id = 50")
+    with pytest.raises(LogPositionLostError, match="the other node numbered transactions itself"):
+        run_epochs(job_of(there, tmp_path))
     assert "snapshot" in run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"))
     assert_newest_rows(tmp_path / "out", there)
 

@@ -133,6 +133,12 @@ class LogPositions:
                 START_OVER_NOW,
             )
         wanted = self.known_gtids(position)
+        if self.server.galera and wanted is not None and not self._are_of_cluster(wanted):
+            raise LogPositionLostError(
+                "It is a node of a Galera cluster, and none of the transactions that the job has read has a number that the "
+                "cluster has given: the other node numbered transactions itself.",
+                START_OVER_NOW,
+            )
         wanted = wanted if wanted is None or lost is None else wanted.minus(lost)
         if wanted is None:
             raise LogPositionLostError(
@@ -230,6 +236,15 @@ class LogPositions:
         the server has deleted since don't count. Reads the position's file."""
         found, known = self._read_to(BinlogPosition(position.file, position.pos)), _logged(position).intervals
         return found.pos == position.pos and all(known.get(s) == last for s, last in _logged(found).intervals.items())
+
+    def _are_of_cluster(self, gtids: GtidSet) -> bool:
+        """False if certainly no transaction has a number of the cluster's: MariaDB gives these in a domain of their own."""
+        if not self.has_state:
+            return True
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT @@GLOBAL.wsrep_gtid_domain_id")
+            ((domain,),) = cursor.fetchall()
+        return any(source.split("-")[0] == str(domain) for source, _ in gtids.intervals)
 
     def lost(self, position: BinlogPosition) -> GtidSet:
         """The transactions up to another server's position that this server lacks. None of them if the position does not
