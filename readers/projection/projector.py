@@ -107,25 +107,35 @@ class Projector:
     def _evaluate(self, projection: Projection, rows: pa.RecordBatch) -> list[pa.Array]:
         import duckdb
 
-        engine, schema = self._opened(), engine_schema(projection)
+        schema = engine_schema(projection)
         if not rows.num_rows:
             return [pa.array([], kind) for kind in schema.types]
-        engine.register(BATCH, pa.Table.from_batches([rows]))
         try:
-            result = engine.execute(projection.sql, projection.parameters).to_arrow_table()
+            result = self._executed(projection, rows)
         except duckdb.Error as error:
-            text = re.split(r"[\"'(0-9]", str(error), maxsplit=1)[0].strip()  # what follows quotes the row
+            if (
+                isinstance(error, duckdb.OperationalError) and rows.num_rows > 1
+            ):  # such as too little memory for all of them
+                half = rows.num_rows // 2
+                parts = [self._evaluate(projection, part) for part in (rows.slice(0, half), rows.slice(half))]
+                return [_joined(arrays) for arrays in zip(*parts, strict=True)]
             raise JobFileError(
-                f"{'.'.join(setting_of(projection.schema.table, mask=False))} fails on a row: {text} ….",
+                f"{'.'.join(setting_of(projection.schema.table, mask=False))} fails on a row: {_told(error)} ….",
                 "Let the expression accept such values (TRY_CAST, CASE), or correct the row in the source; then "
                 f"{START_OVER}.",
                 projection.schema.table,
             ) from error
-        finally:
-            engine.unregister(BATCH)
         if result.num_rows != rows.num_rows:
             raise ValueError(f"{result.num_rows} rows of {rows.num_rows}: {projection.sql}")
         return [_joined(column.chunks) for column in result.cast(schema.with_metadata(None)).columns]
+
+    def _executed(self, projection: Projection, rows: pa.RecordBatch) -> pa.Table:
+        engine = self._opened()
+        engine.register(BATCH, pa.Table.from_batches([rows]))
+        try:
+            return engine.execute(projection.sql, projection.parameters).to_arrow_table()
+        finally:
+            engine.unregister(BATCH)
 
     def _projection(self, table: TableId) -> Projection:
         """Compiles a table's projection once. Raises JobFileError if its output differs from the driver's."""
@@ -171,6 +181,11 @@ def _divided(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     count = max(1, rows.num_rows * MAX_BATCH_BYTES // max(rows.nbytes, MAX_BATCH_BYTES))
     for start in range(0, rows.num_rows, count):
         yield rows.slice(start, count)
+
+
+def _told(error: Exception) -> str:
+    """Returns the beginning of what the engine says: what follows quotes the row."""
+    return re.split(r"[\"'(0-9]", str(error), maxsplit=1)[0].strip()
 
 
 def _joined(arrays: Iterable[pa.Array]) -> pa.Array:

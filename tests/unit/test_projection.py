@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -15,7 +16,7 @@ from tidemark.conf.duckdb_engine import open_engine
 from tidemark.conf.redaction import Secret
 from tidemark.readers.findings import SettingError
 from tidemark.readers.log.log_batch import truncation
-from tidemark.readers.projection.projection import ProjectionSettings, compile_projection
+from tidemark.readers.projection.projection import Projection, ProjectionSettings, compile_projection
 from tidemark.readers.projection.projector import MAX_BATCH_BYTES, Projector
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.state.change_batch import batch_schema, is_truncation
@@ -207,6 +208,31 @@ def test_a_row_that_an_expression_does_not_bear_is_an_error_of_its_table() -> No
             ORDERS, [(INSERT, (1, "Ann", None, None, None))], transform="SELECT id, customer::INT AS c FROM input"
         )
     assert "Ann" not in str(caught.value)
+    assert caught.value.table == ORDERS.table
+
+
+def test_rows_for_which_the_machine_has_too_little_memory_are_evaluated_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No value is wrong with them: their table must not be parked."""
+    executed, most = Projector._executed, 2
+
+    def short_of_memory(self: Projector, projection: Projection, batch: pa.RecordBatch) -> pa.Table:
+        if batch.num_rows > most:
+            raise duckdb.OutOfMemoryException("Out of Memory Error: failed to allocate data of size 256.0 KiB")
+        return executed(self, projection, batch)
+
+    monkeypatch.setattr(Projector, "_executed", short_of_memory)
+    changes = [(INSERT, (i, "Ann", None, None, None)) for i in range(11)]
+    sql = "SELECT id, upper(customer) AS c FROM input"
+    assert [(row["id"], row["c"]) for row in projected(ORDERS, changes, transform=sql)] == [
+        (i, "ANN") for i in range(11)
+    ]
+    most = 0
+    with pytest.raises(
+        JobFileError, match="fails on a row: Out of Memory Error: failed to allocate data of size"
+    ) as caught:
+        projected(ORDERS, changes, transform=sql)
     assert caught.value.table == ORDERS.table
 
 
