@@ -610,7 +610,8 @@ def _of_its_tables(
     """Yields the findings without refusals of tables that the job does not have: they do not join, and the others go on."""
     known = {schema.table for schema in state.schemas}
     found = list(findings)
-    if known and known <= {finding.table for finding in found if finding.severity == "refuse"}:
+    judged = known - trouble.kept
+    if judged and judged <= {finding.table for finding in found if finding.severity == "refuse"}:
         found = [replace(finding, table=None) for finding in found]  # it is not one table's trouble: no table is parked
     for finding in found:
         if finding.table in trouble.kept or (finding.table is not None and is_excluded(job, finding.table)):
