@@ -354,7 +354,8 @@ def reconcile_command(
             metavar="SECONDS",
             min=0,
             show_default=False,
-            help="How long to wait while the job commits nothing. Default: 60 if the job runs, else 0.",
+            help="How long to wait while the job commits nothing. Default: 60, or two intervals of its trigger if that is "
+            "longer; 0 if the job does not run.",
         ),
     ] = None,
     overrides: Overrides = None,
