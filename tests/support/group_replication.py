@@ -62,7 +62,7 @@ def leave(*servers: Server) -> None:
 
 
 def make_group(servers: Sequence[Server]) -> None:
-    """Makes a group anew: all get what the first one has. Each must have left its group before."""
+    """Makes a new group: all get what the first one has. Each must have left its group before."""
     for i, server in enumerate(servers):
         join(server, is_first=i == 0)
     await_online(servers)
