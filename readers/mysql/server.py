@@ -459,15 +459,15 @@ def sync_problem(connection: Connection) -> str | None:
     that it gives itself for that (repl.causal_read_timeout), or it is not in step with its cluster."""
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION wsrep_dirty_reads = OFF, SESSION wsrep_sync_wait = 1")
+        problem = None
         try:
             cursor.execute("SELECT 1")
         except pymysql.MySQLError as error:
             if error_code(error) not in _NOT_IN_STEP:
-                raise
-            return error_text(error)
-        finally:
-            cursor.execute("SET SESSION wsrep_dirty_reads = DEFAULT, SESSION wsrep_sync_wait = DEFAULT")
-    return None
+                raise  # such as a lost connection, which is told as that
+            problem = error_text(error)
+        cursor.execute("SET SESSION wsrep_dirty_reads = DEFAULT, SESSION wsrep_sync_wait = DEFAULT")
+    return problem
 
 
 def replica_lag_seconds(connection: Connection, server: ServerInfo) -> float | None:
